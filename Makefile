@@ -1,0 +1,74 @@
+# make             set up .venv and run the study in config.yaml
+# make setup       set up .venv only (PYTHON=python3.12 picks the interpreter of a new one)
+# make test        the tests that need no GPU
+# make lint        formatting, lint and types
+# make lock        write the locks again (LOCK=--upgrade takes newer versions)
+# make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-fp8, or both
+# make help        these lines
+# ARGS="…" is handed on to Snakemake or pytest.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+
+bin := .venv/bin
+# The rules call python3 and halfstep by name, whether or not .venv is activated.
+in_venv := PATH="$(CURDIR)/$(bin):$$PATH"
+snakemake := $(in_venv) $(bin)/snakemake --cores 1 $(ARGS)
+install := $(bin)/uv pip install --quiet --python $(bin)/python
+compile := $(bin)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK) pyproject.toml
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := study
+.PHONY: study setup test lint lock remeasure help
+
+study: setup
+	@$(snakemake)
+
+setup: .venv/.train
+	@:
+
+test: .venv/.dev
+	@$(in_venv) $(bin)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: .venv/.dev
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/snakefmt --check Snakefile rules
+	$(bin)/mypy src
+	$(in_venv) $(bin)/snakemake --lint
+
+lock: .venv/.uv-$(UV_VERSION)
+	$(compile) -o requirements.lock
+	$(compile) --extra train -c requirements.lock -o requirements-train.lock
+	$(compile) --extra train --extra dev -c requirements-train.lock -o requirements-dev.lock
+
+remeasure:
+	@$(if $(STATUS)$(COMPARISON),:,echo "Say which runs: make remeasure STATUS=disturbed, or COMPARISON=vit-fp8, or both." >&2; exit 2)
+	@$(MAKE) --no-print-directory setup
+	@runs=$$($(in_venv) $(bin)/halfstep runs $(if $(STATUS),--status "$(STATUS)") $(if $(COMPARISON),--comparison "$(COMPARISON)")) || exit; \
+	if [ -z "$$runs" ]; then echo "No run matches, so nothing is measured again."; \
+	else $(snakemake) --forcerun $$runs; fi
+
+help:
+	@sed -n 's/^# \(make\|ARGS\)/\1/p' Makefile
+
+# Each stamp lies inside .venv: removing .venv starts anew, and a changed lock is installed again.
+.venv/.uv-$(UV_VERSION):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	echo "halfstep needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is not one: name another, as in make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up .venv"
+	@$(PYTHON) -m venv .venv
+	@$(bin)/python -m pip install -qq --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@
+
+.venv/.train: requirements-train.lock pyproject.toml .venv/.uv-$(UV_VERSION)
+	@echo "Installing $< (some GB the first time)"
+	@$(install) --require-hashes -r $<
+	@$(install) --no-deps -e .
+	@touch $@
+
+.venv/.dev: requirements-dev.lock .venv/.train
+	@echo "Installing $<"
+	@$(install) --require-hashes -r $<
+	@touch $@

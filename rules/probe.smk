@@ -1,0 +1,8 @@
+# What the machine can do, each thing proved by doing it. No input of a run: every run checks for itself.
+rule probe_system:
+    output:
+        f"{OUT}/system/doctor.json",
+    params:
+        code=fingerprint(["halfstep.system.doctor", "halfstep.system.probes"]),
+    shell:
+        "PYTHONPATH=src python3 -m halfstep doctor --json {output}"

@@ -1,0 +1,3 @@
+from halfstep.cli import main
+
+main()

@@ -1,0 +1,150 @@
+"""The command line. What a person did wrong ends in a sentence and exit code 2, never in a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from halfstep import study as studies
+from halfstep.study import Run, Scope, Study, StudyError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+ScopeFolder = Annotated[Path, typer.Argument(help="the scope's folder, e.g. results/h200", metavar="RESULTS")]
+StudyJson = Annotated[str | None, typer.Option("--study", help="the study as JSON; else RESULTS/study.json")]
+
+
+def fail(message: str) -> typer.Exit:
+    """Say what was wrong; to be raised."""
+    print(message, file=sys.stderr)
+    return typer.Exit(2)
+
+
+@app.command()
+def run(
+    resolved: Annotated[str, typer.Argument(metavar="RUN", help="the resolved run as JSON")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="…/runs/<comparison>/<variant>/rep<n>")],
+    code: Annotated[str, typer.Option(help="fingerprint of the measuring code; computed if left out")] = "",
+) -> None:
+    """Measure one run in a process of its own and write its folder, whatever happens."""
+    from halfstep.fingerprint import run_fingerprint
+    from halfstep.measure import row, supervisor
+
+    started = datetime.now(UTC)
+    try:
+        the_run = Run.model_validate_json(resolved)
+    except ValidationError as error:
+        raise fail(f"RUN is not a resolved run: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+    if out.name != f"rep{the_run.replicate}" or len(out.parts) < 4:
+        raise fail(f"FOLDER should end in <comparison>/<variant>/rep{the_run.replicate}, and is {out}")
+    title = f"{out.parents[1].name}/{out.parents[0].name} rep{the_run.replicate}"
+    cache = supervisor.prepare_cache(the_run, out)
+    try:
+        outcome, gpu = supervisor.supervise(the_run, out, title)
+    except supervisor.Orphaned:
+        raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
+    row.write(out, the_run, code or run_fingerprint(the_run.modules.values()), outcome, gpu, cache, started)
+    print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
+
+
+def load_study(folder: Path, text: str | None) -> Study:
+    """The study as given, or as the last `collect` left it in the folder."""
+    path = folder / "study.json"
+    if text is None:
+        if not path.is_file():
+            raise fail(f"{path} is not there: name the folder of a scope, such as results/h200, after a study has run")
+        text = path.read_text(encoding="utf-8")
+    try:
+        return studies.validate(json.loads(text), source=str(path))
+    except (json.JSONDecodeError, StudyError) as error:
+        raise fail(str(error)) from error
+
+
+@app.command()
+def collect(folder: ScopeFolder, study: StudyJson = None) -> None:
+    """Gather the runs' CSVs into tables/."""
+    from halfstep.fingerprint import run_fingerprint
+    from halfstep.report.collect import collect as collect_runs
+
+    the_study = load_study(folder, study)
+    scope = Scope.parse(folder.name)
+    keys = studies.run_keys(the_study, scope)
+    codes = {key: run_fingerprint(studies.resolve(the_study, scope, key).modules.values()) for key in keys}
+    collect_runs(folder, the_study, codes)
+
+
+@app.command()
+def plot(folder: ScopeFolder) -> None:
+    """Draw figures/ from tables/."""
+    from halfstep.report.figures import plot as plot_figures
+
+    plot_figures(folder)
+
+
+@app.command()
+def report(
+    folder: ScopeFolder,
+    study: StudyJson = None,
+    text_only: Annotated[bool, typer.Option("--text-only", help="take tables/ and figures/ as they are")] = False,
+) -> None:
+    """Rebuild tables, figures and report.md from the runs' raw CSVs; needs neither torch nor a GPU."""
+    from halfstep.report.markdown import write_report
+
+    if not text_only:
+        collect(folder, study)
+        plot(folder)
+    write_report(folder)
+    print(f"report: {folder / 'report.md'}", file=sys.stderr)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write JSON there")] = None,
+) -> None:
+    """Say what this machine and environment can do, each thing proved by doing it."""
+    from halfstep.records import write_json
+    from halfstep.system.doctor import examine, print_table
+
+    result = examine()
+    if as_json:
+        write_json(as_json, result)
+    print_table(result)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of config.yaml."""
+    print(json.dumps(Study.model_json_schema(), indent=2))
+
+
+@app.command()
+def runs(
+    folder: ScopeFolder,
+    status: Annotated[str, typer.Option(help="only runs of this status, e.g. unsupported, stale")] = "",
+    comparison: Annotated[str, typer.Option(help="only runs of this comparison")] = "",
+) -> None:
+    """List the records of collected runs, one path a line, for `snakemake --forcerun`."""
+    from halfstep.records import SUMMARY_COLUMNS, TABLE_STATUSES, RecordError, read_csv
+
+    if status and status not in TABLE_STATUSES:
+        raise fail(f"the status {status!r} is unknown: {studies.nearest(status, TABLE_STATUSES)}")
+    try:
+        rows = read_csv(folder / "tables" / "runs.csv", SUMMARY_COLUMNS)
+    except RecordError as error:
+        raise fail(f"{folder}/tables: {error}; run the study first") from error
+    names = list(dict.fromkeys(row["comparison"] for row in rows))
+    if comparison and comparison not in names:
+        raise fail(f"the comparison {comparison!r} is unknown: {studies.nearest(comparison, names)}")
+    for row in rows:
+        if status in ("", row["status"]) and comparison in ("", row["comparison"]):
+            print(folder / "runs" / row["comparison"] / row["variant"] / f"rep{row['replicate']}" / "record.json")
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,5 @@
+"""Errors that a person should read as a sentence."""
+
+
+class Unsupported(Exception):
+    """This machine, this environment or this combination cannot do what was asked; the message says why."""

@@ -1,0 +1,33 @@
+"""The kind of a GPU kernel, from its name: one table, the first pattern that matches decides.
+
+A fused kernel has one kind: what Inductor fuses around a normalisation or a cast counts as pointwise.
+"""
+
+from __future__ import annotations
+
+import re
+
+OTHER = "other"
+PATTERNS: tuple[tuple[str, str], ...] = (
+    ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter"),
+    ("copy", r"^Memcpy|^Memset|CatArrayBatchedCopy"),
+    ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam|FusedOptimizer"),
+    ("attention", r"flash|fmha|sdpa|attention|softmax_warp_(forward|backward)_masked"),
+    ("FP8 GEMM", r"nvjet(_sm\d+)?_[qo][qo]|(gemm|GEMM|xmma|cutlass|nvjet).*(e4m3|e5m2|float_e4m3|float_e5m2|fp8|_qq)"),
+    ("GEMM", r"nvjet|gemm|GEMM|xmma|cutlass|cublas|gemv|splitK|dgrad|wgrad|fprop|conv|_mm_|triton_tem_"),
+    ("pointwise", r"^triton_(poi|per|red|for|spl)_"),
+    ("norm", r"layer_?norm|rms_?norm|GammaBeta|welford|(?-i:LayerNorm|RMSNorm)|ln_(fwd|bwd)"),
+    ("cast/scale", r"copy_kernel|float8|fp8|cast_transpose|amax|amp_(foreach_non_finite|update_scale)|unscale"),
+    (
+        "pointwise",
+        r"elementwise|vectorized|unrolled|reduce_kernel|softmax|nll_loss|gelu|embedding|index|gather|scatter|"
+        r"fill|distribution|arange|cunn_|SoftMax|catArray|radix|sort|scan|compute_(grad|num)|krn_partial|sum_and_scatter",
+    ),
+)
+KINDS = (*dict.fromkeys(kind for kind, _ in PATTERNS), OTHER)
+_COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in PATTERNS)
+
+
+def kind_of(kernel: str) -> str:
+    """One of KINDS; `other` when no pattern knows the name."""
+    return next((kind for kind, pattern in _COMPILED if pattern.search(kernel)), OTHER)

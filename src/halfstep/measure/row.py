@@ -1,0 +1,89 @@
+"""From what became of a run to the four files of its folder."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from halfstep.measure.supervisor import Outcome
+from halfstep.records import write_run, write_text
+from halfstep.study import Run
+from halfstep.system.environment import fingerprint, image
+from halfstep.system.gpu import Gpu
+from halfstep.system.peaks import stated_peak
+
+TELEMETRY_COLUMNS = (
+    "power_w_mean",
+    "power_limit_w",
+    "sm_clock_mhz_mean",
+    "temperature_c_max",
+    "power_capped_share",
+    "slowdown_share",
+    "others_memory_gib",
+)
+"""columns of summary.csv that are the telemetry's as they are"""
+
+
+def write(
+    out: Path, run: Run, code: str, outcome: Outcome, gpu: Gpu | None, cache: str | None, started: datetime
+) -> None:
+    """Write summary.csv, steps.csv, kernels.csv, record.json and log.txt under `out` (…/<comparison>/<variant>/rep<n>)."""
+    identity = {"comparison": out.parents[1].name, "variant": out.parents[0].name, "replicate": run.replicate}
+    asked = run.model_dump(exclude={"device", "scale", "replicate", "seed", "window", "timeout_s", "modules"})
+    verdict = {"status": outcome.status, "reason": outcome.reason}
+    provenance = {
+        "sitting": os.environ.get("HALFSTEP_SITTING", ""),
+        "image": image(),
+        "run_hash": run.hash(),
+        "code_hash": code,
+    }
+    environment_hash = fingerprint(outcome.environment) if outcome.environment else ""
+    summary = {
+        **identity,
+        **asked,
+        **verdict,
+        **results(outcome, gpu),
+        **provenance,
+        "compile_cache": cache if outcome.environment else None,
+        "gpu_uuid": gpu.uuid if gpu else None,
+        "environment": environment_hash,
+    }
+    record = {
+        **identity,
+        **verdict,
+        **provenance,
+        "run": run.model_dump(),
+        "environment": outcome.environment,
+        "environment_hash": environment_hash,
+        "gpu": vars(gpu) if gpu else None,
+        "telemetry": vars(outcome.telemetry) if outcome.telemetry else None,
+        "applied": outcome.result.get("applied", {}),
+        "threads": outcome.result.get("threads", {}),
+        "started": started.isoformat(timespec="seconds"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_text(out / "log.txt", outcome.log)
+    write_run(out, record, [summary], outcome.result.get("steps", []), outcome.result.get("kernels", []))
+
+
+def results(outcome: Outcome, gpu: Gpu | None) -> dict[str, Any]:
+    """The result columns: the child's own, and those that follow from them and from the telemetry."""
+    row: dict[str, Any] = dict(outcome.result.get("summary", {}))
+    median = row.get("step_ms_median")
+    if median:
+        row["samples_per_s"] = row["samples_per_step"] / median * 1e3
+        row["model_tflop_per_s"] = row["model_tflop_per_step"] / median * 1e3
+        if "kernel_ms" in row:
+            row["idle_ms"] = median - row["kernel_ms"]
+        peak = stated_peak(gpu.name, outcome.result["applied"]["gemm"]) if gpu else None
+        if peak:
+            row["peak_tflop_per_s"] = peak
+            row["peak_share"] = row["model_tflop_per_s"] / peak
+    telemetry = outcome.telemetry
+    if telemetry:
+        row |= {column: getattr(telemetry, column) for column in TELEMETRY_COLUMNS}
+        if telemetry.energy_j is not None:
+            row["energy_j_per_step"] = telemetry.energy_j / (row["steps"] + row["skipped_steps"])
+    return row

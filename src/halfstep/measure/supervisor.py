@@ -1,0 +1,210 @@
+"""`halfstep run`: measures in a child process and writes the run's folder for whatever the child does.
+
+It imports no torch, so that nothing the measured code does (a crash, a hang, running out of memory,
+endless output) can keep the row from being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from halfstep.measure.ancestor import snakemake_pidfd
+from halfstep.measure.progress import Progress
+from halfstep.study import Run
+from halfstep.system.gpu import Gpu, visible_gpu
+from halfstep.system.telemetry import Sampler, Telemetry
+
+LOG_HEAD, LOG_TAIL = 64 * 1024, 256 * 1024
+
+
+class Orphaned(Exception):
+    """Snakemake is gone, and so is the reason to go on."""
+
+
+@dataclass
+class Log:
+    """The child's output: its beginning and its end, however much it prints."""
+
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
+    dropped: int = 0
+
+    def add(self, data: bytes) -> None:
+        room = max(0, LOG_HEAD - len(self.head))
+        self.head += data[:room]
+        self.tail += data[room:]
+        surplus = len(self.tail) - LOG_TAIL
+        if surplus > 0:
+            self.dropped += surplus
+            del self.tail[:surplus]
+
+    def text(self) -> str:
+        gap = f"\n[... {self.dropped} bytes left out ...]\n".encode() if self.dropped else b""
+        return bytes(self.head + gap + self.tail).decode("utf-8", "replace")
+
+
+@dataclass
+class Outcome:
+    """What became of the child."""
+
+    status: str
+    reason: str
+    result: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    telemetry: Telemetry | None = None
+    log: str = ""
+
+
+def cache_folder(out: Path) -> Path:
+    """The compile cache that all replicates of the run's variant share: <scope>/cache/<comparison>/<variant>."""
+    return out.parents[3] / "cache" / out.parents[1].name / out.parents[0].name
+
+
+def prepare_cache(run: Run, out: Path) -> str | None:
+    """Empty the cache for replicate 1; say whether what the child finds is `cold` or `warm` (None: not compiled)."""
+    cache = cache_folder(out)
+    if run.replicate == 1:
+        shutil.rmtree(cache, ignore_errors=True)
+    warm = cache.is_dir() and any(cache.iterdir())
+    cache.mkdir(parents=True, exist_ok=True)
+    return None if run.compile == "none" else "warm" if warm else "cold"
+
+
+def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict[str, str]:
+    cache = cache_folder(out).resolve()
+    return {
+        **os.environ,
+        "HALFSTEP_EVENTS": str(events),
+        "HALFSTEP_SPAWNED": repr(time.monotonic()),
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),  # Snakemake sets it to the rule's one core
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": gpu.uuid if gpu and run.device != "cpu" else "",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
+
+
+def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
+    """Measure `run` in a child process.
+
+    Raises:
+        Orphaned: the Snakemake that started us ended; the child is dead.
+    """
+    gpu = None if run.device == "cpu" else visible_gpu()
+    if run.device != "cpu" and (gpu is None or gpu.slug != run.device):
+        there = f"the GPU here is {gpu.slug!r} ({gpu.name})" if gpu else "no NVIDIA GPU is visible here"
+        return Outcome("unsupported", f"asked to measure on {run.device!r}, and {there}"), gpu
+    with tempfile.TemporaryDirectory() as folder, Progress(title) as progress:
+        child = Child(run, gpu, out, Path(folder) / "result.json")
+        try:
+            return child.watch(progress), gpu
+        finally:
+            child.kill()
+
+
+class Child:
+    """The measuring process, its output and its messages."""
+
+    def __init__(self, run: Run, gpu: Gpu | None, out: Path, result_file: Path) -> None:
+        self.run, self.result_file = run, result_file
+        self.outcome = Outcome("failed", "")
+        self.log, self.messages, self.phase = Log(), bytearray(), "start"
+        self.events, events_child = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "halfstep.measure.child", run.canonical(), str(result_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=child_environment(run, gpu, out, events_child),
+            pass_fds=[events_child],
+            start_new_session=True,
+        )
+        os.close(events_child)
+        self.sampler = Sampler(gpu, self.process.pid) if gpu else None
+
+    def kill(self) -> None:
+        """End the child with all it started; it leads a process group of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.events)
+
+    def watch(self, progress: Progress) -> Outcome:
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + self.run.timeout_s
+        ancestor, exited = snakemake_pidfd(), os.pidfd_open(self.process.pid)
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (self.process.stdout.fileno(), self.events, exited, ancestor):
+                if descriptor is not None:
+                    selector.register(descriptor, selectors.EVENT_READ)
+            while True:
+                ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
+                if ancestor in ready:
+                    raise Orphaned
+                if self.process.stdout.fileno() in ready:
+                    data = os.read(self.process.stdout.fileno(), 1 << 16)
+                    self.log.add(data)
+                    if not data:
+                        selector.unregister(self.process.stdout.fileno())
+                if self.events in ready:
+                    data = os.read(self.events, 1 << 16)
+                    self.receive(data, progress)
+                    if not data:
+                        selector.unregister(self.events)
+                if ready == {exited}:  # and nothing is left to read
+                    self.conclude(self.process.wait())
+                    break
+                if time.monotonic() >= deadline:
+                    self.outcome.status = "timeout"
+                    self.outcome.reason = f"did not end within {self.run.timeout_s} s; it was at: {self.phase}"
+                    break
+        os.close(exited)
+        if self.sampler:
+            self.sampler.close()
+        self.outcome.log = self.log.text()
+        return self.outcome
+
+    def receive(self, data: bytes, progress: Progress) -> None:
+        *lines, rest = bytes(self.messages + data).split(b"\n")
+        self.messages = bytearray(rest)
+        for line in lines:
+            message = json.loads(line)
+            match message["event"]:
+                case "phase":
+                    self.phase = message["phase"]
+                    progress.phase(self.phase)
+                case "progress":
+                    progress.steps(message["done"], message["total"])
+                case "environment":
+                    self.outcome.environment = message["environment"]
+                case "window_start" if self.sampler:
+                    self.sampler.start_window()
+                case "window_end" if self.sampler:
+                    self.outcome.telemetry = self.sampler.end_window()
+
+    def conclude(self, returncode: int) -> None:
+        if returncode < 0:
+            name = signal.Signals(-returncode).name
+            hint = " (the kernel does that when the host's memory runs out)" if name == "SIGKILL" else ""
+            self.outcome.reason = f"the measuring process was killed by {name}{hint}; it was at: {self.phase}"
+        elif returncode > 0 or not self.result_file.exists():
+            last = (self.log.text().strip().splitlines() or ["it printed nothing"])[-1]
+            self.outcome.reason = f"the measuring process ended with exit code {returncode} and no result: {last[:300]}"
+        else:
+            self.outcome.result = json.loads(self.result_file.read_text(encoding="utf-8"))
+            self.outcome.status, self.outcome.reason = self.outcome.result["status"], self.outcome.result["reason"]
+            disturbance = self.outcome.telemetry.disturbance() if self.outcome.telemetry else None
+            if self.outcome.status == "ok" and disturbance:
+                self.outcome.status, self.outcome.reason = "disturbed", disturbance

@@ -1,0 +1,292 @@
+"""One training run: build, apply the recipes, warm up, time the window, profile.
+
+This module knows workloads and recipes only by what the run names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from halfstep.errors import Unsupported
+from halfstep.measure.clock import Clock
+from halfstep.measure.flops import model_tflop_per_step
+from halfstep.measure.profile import profile_kernels
+from halfstep.recipes.compilation import capture
+from halfstep.system.environment import environment
+from halfstep.workloads.workload import Endless
+
+RESIDENT_BATCHES = 4
+GIB = 2**30
+Emit = Callable[..., None]
+Result = dict[str, Any]
+
+
+def look_up(reference: str) -> Any:
+    """What a `module:attribute` of the run names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def open_device(run: dict[str, Any]) -> torch.device:
+    """The device that was asked for, with its threads and its memory cap set; never another.
+
+    Raises:
+        Unsupported: there is no such device, or the cap cannot be applied to it.
+    """
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if run["device"] == "cpu":
+        if run["memory_cap_gib"] is not None:
+            raise Unsupported("memory_cap_gib caps torch's allocator on a GPU; this run is on the CPU")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Unsupported("torch sees no CUDA GPU; `halfstep doctor` says why")
+    device = torch.device("cuda", 0)
+    if run["memory_cap_gib"] is not None:
+        fraction = run["memory_cap_gib"] * GIB / torch.cuda.get_device_properties(device).total_memory
+        if fraction > 1:
+            raise Unsupported(f"memory_cap_gib = {run['memory_cap_gib']} is more than this GPU has")
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+    return device
+
+
+def feed(run: dict[str, Any], workload: Any, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless batches on the device: a few resident ones in turn, or a DataLoader's, copied when asked for."""
+    size = workload.sizes[run["scale"]]
+    if run["data"] == "resident":
+        generator = torch.Generator(device).manual_seed(run["seed"])
+        batches = [workload.batch(run["batch"], index, generator, **size) for index in range(RESIDENT_BATCHES)]
+        while True:
+            yield from batches
+    cuda = device.type == "cuda"
+    workers = len(os.sched_getaffinity(0))
+    loader = DataLoader(
+        Endless(workload, run["scale"]), batch_size=run["batch"], num_workers=workers, pin_memory=cuda, drop_last=True
+    )
+    while True:
+        for inputs, targets in loader:
+            yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def build_step(run: dict[str, Any], device: torch.device) -> tuple[Callable[..., torch.Tensor], Any, Result]:
+    """The training step with every recipe applied: (step, precision recipe, what was applied)."""
+    modules = run["modules"]
+    compilation = look_up(modules["compile"])
+    compilation.check(device)
+    precision = look_up(modules["precision"])(device)
+    if compilation.captured and precision.loss_scale() is not None:
+        raise Unsupported("a step with GradScaler is not captured in a CUDA graph; use compile: blocks")
+    workload = look_up(modules["workload"])
+    torch.manual_seed(run["seed"])
+    with torch.device(device):
+        model = workload.build(look_up(modules["norm"]), **workload.sizes[run["scale"]])
+    model.train()
+    applied = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "gemm": precision.gemm,
+        **precision.prepare(model),
+    }
+    optimizer = look_up(modules["optimizer"])(model.parameters(), compilation.captured)
+    compilation.apply(model, workload.blocks(model))
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with precision.autocast():
+            loss = workload.loss(model, precision.cast_inputs(inputs), targets)
+        precision.backward(loss)
+        precision.update(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step, precision, applied
+
+
+class Loop:
+    """Runs steps between marks of a clock and keeps what they say in buffers on the device."""
+
+    def __init__(self, step: Callable[..., torch.Tensor], batches: Iterator[Any], precision: Any, emit: Emit) -> None:
+        self.step, self.batches, self.precision, self.emit = step, batches, precision, emit
+        self.seconds = math.nan
+        """wall clock of the last phase, synchronised at both ends"""
+
+    def run(self, phase: str, device: torch.device, steps: int) -> list[Result]:
+        """Rows of steps.csv. The device is waited for before the first and after the last step, never between."""
+        clock = Clock(device, steps)
+        losses = torch.full((steps,), math.nan, device=device)
+        scales = torch.ones(steps + 1, device=device)
+        self.keep_scale(scales[0])
+        told = time.perf_counter()
+        synchronize(device)
+        clock.mark()
+        for index in range(steps):
+            losses[index].copy_(self.step(*next(self.batches)))
+            self.keep_scale(scales[index + 1])
+            clock.mark()
+            if time.perf_counter() - told > 0.5:
+                told = time.perf_counter()
+                self.emit("progress", phase=phase, done=index + 1, total=steps)
+        synchronize(device)
+        self.seconds = time.perf_counter() - clock.walls[0]
+        step_ms, wall_ms = clock.read()
+        skipped = (scales[1:] < scales[:-1]).tolist()
+        columns = zip(step_ms, wall_ms, losses.tolist(), skipped, strict=True)
+        return [
+            {"step": n, "phase": phase, "step_ms": ms, "wall_ms": wall, "loss": loss, "skipped": int(skip)}
+            for n, (ms, wall, loss, skip) in enumerate(columns)
+        ]
+
+    def keep_scale(self, slot: torch.Tensor) -> None:
+        scale = self.precision.loss_scale()
+        if scale is not None:
+            slot.copy_(scale)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compiler_counters() -> Result:
+    """What torch.compile did so far. Imported here, since torch._dynamo takes seconds that an eager run need not pay."""
+    from torch._dynamo.utils import calculate_time_spent, counters
+
+    return {
+        "compile_s": calculate_time_spent()["total_wall_time"],
+        "graph_breaks": sum(counters["graph_break"].values()),
+        "graphs": counters["stats"]["unique_graphs"],
+    }
+
+
+def measure(run: dict[str, Any], emit: Emit) -> Result:
+    """Measure a training run.
+
+    Returns:
+        status, reason, summary (columns of summary.csv), steps and kernels (rows of their CSVs), applied, threads.
+
+    Raises:
+        Unsupported, torch.OutOfMemoryError, or whatever else ends it; the caller makes a row of that.
+    """
+    emit("environment", environment=environment())
+    emit("phase", phase="build")
+    device = open_device(run)
+    compilation = look_up(run["modules"]["compile"])
+    step, precision, applied = build_step(run, device)
+    workload = look_up(run["modules"]["workload"])
+    batches = feed(run, workload, device)
+    window = run["window"]
+
+    emit("phase", phase="first step")
+    synchronize(device)
+    first_started = time.monotonic()
+    loop = Loop(step, batches, precision, emit)
+    first = loop.run("warmup", device, 1)
+    first_step_s = time.monotonic() - first_started
+    startup_s = first_started - float(os.environ.get("HALFSTEP_SPAWNED", first_started))
+
+    emit("phase", phase="warm-up")
+    if compilation.captured:
+        applied["capture_s"] = capture_step(loop, device)
+    warm = loop.run("warmup", device, max(1, window["warmup_steps"] - 1))
+    settled = [row["step_ms"] for row in warm[len(warm) // 2 :]]
+    steps = max(window["min_steps"], math.ceil(window["min_seconds"] * 1e3 / statistics.median(settled)))
+    compiled = compiler_counters() if compilation.compiles else None
+
+    emit("phase", phase="window")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    synchronize(device)
+    emit("window_start")
+    timed = loop.run("window", device, steps)
+    emit("window_end")
+
+    summary: Result = {
+        "sample_unit": workload.unit,
+        "samples_per_step": workload.samples(run["batch"], **workload.sizes[run["scale"]]),
+        "wall_ms_mean": loop.seconds * 1e3 / steps,
+        "startup_s": startup_s,
+        "first_step_s": first_step_s,
+        **describe_steps(timed),
+    }
+    if compiled:
+        summary["compile_s"], summary["graph_breaks"] = compiled["compile_s"], compiled["graph_breaks"]
+        summary["recompiles"] = compiler_counters()["graphs"] - compiled["graphs"]
+    if device.type == "cuda":
+        summary["peak_allocated_gib"] = torch.cuda.max_memory_allocated(device) / GIB
+        summary["peak_reserved_gib"] = torch.cuda.max_memory_reserved(device) / GIB
+    status, reason = judge(summary, timed)
+    kernels: list[Result] = []
+    if device.type == "cuda":
+        emit("phase", phase="profile")
+        kernels, summary["kernel_ms"] = profile_kernels(lambda: loop.step(*next(batches)))
+    emit("phase", phase="count FLOPs")
+    summary["model_tflop_per_step"] = model_tflop_per_step(
+        workload, look_up(run["modules"]["norm"]), run["scale"], run["batch"]
+    )
+    for number, row in enumerate(warm):
+        row["step"] = number + len(first)
+    return {
+        "status": status,
+        "reason": reason,
+        "summary": summary,
+        "steps": [*first, *warm, *timed],
+        "kernels": kernels,
+        "applied": applied,
+        "threads": {"torch": torch.get_num_threads(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+    }
+
+
+def capture_step(loop: Loop, device: torch.device) -> float:
+    """Replace the loop's step by its CUDA graph; the seconds that took.
+
+    The notes on CUDA graphs ask for some steps on a side stream before the capture, so that lazily made
+    state (cuBLAS workspaces, the optimizer's) is not made inside it.
+    """
+    started = time.monotonic()
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            loop.step(*next(loop.batches))
+    torch.cuda.current_stream(device).wait_stream(side)
+    loop.step = capture(loop.step, *next(loop.batches))
+    torch.cuda.synchronize(device)
+    return time.monotonic() - started
+
+
+def describe_steps(timed: list[Result]) -> Result:
+    """Spread of the steps that count: those whose optimizer step was not skipped."""
+    counted = [row["step_ms"] for row in timed if not row["skipped"]]
+    described: Result = {
+        "steps": len(counted),
+        "skipped_steps": len(timed) - len(counted),
+        "loss_first": timed[0]["loss"],
+        "loss_last": timed[-1]["loss"],
+    }
+    if len(counted) > 1:
+        cuts = statistics.quantiles(counted, n=20, method="inclusive")
+        described |= {
+            "step_ms_median": statistics.median(counted),
+            "step_ms_mean": statistics.fmean(counted),
+            "step_ms_p05": cuts[0],
+            "step_ms_p95": cuts[-1],
+        }
+    return described
+
+
+def judge(summary: Result, timed: list[Result]) -> tuple[str, str]:
+    """Whether what ran is what was asked."""
+    if summary.get("recompiles"):
+        return "invalid", f"torch.compile compiled {summary['recompiles']} graphs inside the window"
+    bad = sum(not math.isfinite(row["loss"]) for row in timed)
+    if bad:
+        return "invalid", f"the loss was not finite in {bad} of {len(timed)} timed steps"
+    if summary["steps"] < 2:
+        return "invalid", f"GradScaler skipped {summary['skipped_steps']} of {len(timed)} timed steps"
+    return "ok", ""

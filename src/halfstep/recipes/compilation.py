@@ -1,0 +1,72 @@
+"""torch.compile over nothing, each block or the whole model, and the training step as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import os
+import shutil
+
+import torch
+from torch import nn
+
+from halfstep.errors import Unsupported
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What torch.compile sees, and whether the whole step is captured in a CUDA graph."""
+
+    per_block: bool = False
+    whole: bool = False
+    captured: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        return self.per_block or self.whole
+
+    def check(self, device: torch.device) -> None:
+        """Raises: Unsupported, for a CUDA graph without a GPU or Inductor on a CPU without a C++ compiler."""
+        if self.captured and device.type != "cuda":
+            raise Unsupported("a CUDA graph needs an NVIDIA GPU; this run is on the CPU")
+        if self.compiles and device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+            raise Unsupported("torch.compile on a CPU needs a C++ compiler such as g++, and none is on the PATH")
+
+    def apply(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Compile in place, for fixed shapes."""
+        if not self.compiles:
+            return
+        # past the limit torch would silently run the rest eagerly
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        for module in blocks if self.per_block else [model]:
+            module.compile(dynamic=False)
+
+
+none = Compilation()
+blocks = Compilation(per_block=True)
+model = Compilation(whole=True)
+graphs = Compilation(per_block=True, captured=True)
+
+
+def capture(step: Step, inputs: torch.Tensor, targets: torch.Tensor) -> Step:
+    """`step` as one CUDA graph: the returned step copies its batch into the graph's and replays it.
+
+    `step` must have run before on the current stream's side (compiled, optimizer state made), must not
+    wait for the GPU and must leave the gradients None, so that the graph's own memory holds them
+    (torch.cuda.graph, "whole-network capture" in the CUDA graphs notes of PyTorch's documentation).
+    """
+    static_inputs, static_targets = inputs.clone(), targets.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(static_inputs, static_targets)
+
+    def replay(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        static_inputs.copy_(inputs, non_blocking=True)
+        static_targets.copy_(targets, non_blocking=True)
+        graph.replay()
+        return loss
+
+    return replay

@@ -1,0 +1,207 @@
+"""The files of a run and their columns: the one writer and the one reader.
+
+A run's folder `runs/<comparison>/<variant>/rep<n>/` holds `summary.csv` (one row, an operator one per
+case), `steps.csv` (a row per training step), `kernels.csv` (kernel time by kind) and `record.json`.
+Columns carry their unit. What was not measured is empty, never 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+STATUSES: dict[str, str] = {
+    "ok": "measured as asked",
+    "unsupported": "this machine or environment cannot do what was asked",
+    "out_of_memory": "the device's memory, or the cap, did not suffice",
+    "timeout": "did not end within `timeout_s`",
+    "failed": "ended with an error or was killed",
+    "invalid": "ran, but not as asked: recompiled inside the window, a loss that is not finite",
+    "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered",
+}
+# only in tables: what collect says of a run whose folder holds nothing usable
+TABLE_STATUSES: dict[str, str] = {
+    **STATUSES,
+    "missing": "no record: the job never ended by itself",
+    "stale": "the record was made by another configuration or version of the code",
+}
+
+IDENTITY_COLUMNS: dict[str, str] = {
+    "comparison": "comparison in config.yaml",
+    "variant": "variant in that comparison",
+    "replicate": "replicate: one process",
+    "status": "one of the statuses above",
+    "reason": "the status in a sentence, empty for `ok`",
+    "case": "operator comparisons: the shape; empty for training steps",
+    "workload": "what was trained",
+    "precision": "precision recipe",
+    "compile": "what torch.compile saw",
+    "optimizer": "optimizer implementation",
+    "norm": "normalisation layer",
+    "data": "`resident` or `dataloader`",
+    "memory_cap_gib": "cap of torch's allocator (GiB)",
+    "batch": "images or sequences per step, as run",
+}
+RESULT_COLUMNS: dict[str, str] = {
+    "sample_unit": "what a sample is: images or tokens",
+    "samples_per_step": "samples in one step",
+    "steps": "timed steps that count (without skipped ones)",
+    "skipped_steps": "timed steps whose optimizer step GradScaler skipped",
+    "step_ms_median": "median of the timed steps (ms): CUDA events on a GPU, wall clock on a CPU",
+    "step_ms_mean": "mean of the timed steps (ms)",
+    "step_ms_p05": "5th percentile (ms)",
+    "step_ms_p95": "95th percentile (ms)",
+    "wall_ms_mean": "the window's wall clock, synchronised at both ends, by its steps (ms)",
+    "samples_per_s": "samples_per_step / step_ms_median",
+    "startup_s": "from the start of the measuring process to its first step (s)",
+    "first_step_s": "the first step, compilation included (s)",
+    "compile_s": "time spent in torch.compile (s); empty without it",
+    "compile_cache": "`cold` or `warm`: whether the compile cache held anything at the start",
+    "graph_breaks": "graph breaks that torch.compile counted",
+    "recompiles": "graphs compiled after the warm-up",
+    "peak_allocated_gib": "most memory torch's allocator gave out after the warm-up (GiB)",
+    "peak_reserved_gib": "most memory torch's allocator held after the warm-up (GiB)",
+    "loss_first": "loss of the first timed step",
+    "loss_last": "loss of the last timed step",
+    "model_tflop_per_step": "model FLOPs of one step, counted on the plain fp32 model (TFLOP)",
+    "model_tflop_per_s": "model_tflop_per_step / step_ms_median",
+    "peak_tflop_per_s": "the vendor's dense peak for the precision of the matrix products (TFLOP/s)",
+    "peak_share": "model_tflop_per_s / peak_tflop_per_s",
+    "kernel_ms": "union of the kernels' intervals in one profiled step (ms)",
+    "idle_ms": "step_ms_median - kernel_ms; a little below 0 where profiling slows the kernels (ms)",
+    "power_w_mean": "mean of the board's power in the window (W)",
+    "power_limit_w": "enforced power limit (W)",
+    "energy_j_per_step": "the board's energy counter over the window, by its steps (J)",
+    "sm_clock_mhz_mean": "mean SM clock in the window (MHz)",
+    "temperature_c_max": "highest GPU temperature in the window (deg C)",
+    "power_capped_share": "share of telemetry samples at the power limit",
+    "slowdown_share": "share of telemetry samples under thermal or hardware slowdown",
+    "others_memory_gib": "most GPU memory held by other processes in the window (GiB)",
+}
+PROVENANCE_COLUMNS: dict[str, str] = {
+    "gpu_uuid": "the GPU's UUID; empty on a CPU",
+    "sitting": "the Snakemake call that ran it",
+    "environment": "hash of torch, CUDA, libraries, driver and device: ratios need equal ones",
+    "image": "the image's digest, or `host`",
+    "run_hash": "hash of the resolved run",
+    "code_hash": "hash of the code that measured",
+}
+SUMMARY_COLUMNS: dict[str, str] = {**IDENTITY_COLUMNS, **RESULT_COLUMNS, **PROVENANCE_COLUMNS}
+STEPS_COLUMNS: dict[str, str] = {
+    "step": "number of the step in its phase, from 0",
+    "phase": "`warmup` or `window`",
+    "step_ms": "time on the device's clock from this step's start to the next one's (ms)",
+    "wall_ms": "host clock over the same (ms); launches run ahead of the GPU, so single values only describe the host",
+    "loss": "training loss",
+    "skipped": "1 if GradScaler skipped the optimizer step",
+}
+KERNELS_COLUMNS: dict[str, str] = {
+    "kind": "kind of kernel",
+    "kernel": "the kernel's name",
+    "calls_per_step": "launches in one step",
+    "ms_per_step": "summed duration in one step (ms)",
+}
+RUN_FILES = ("summary.csv", "steps.csv", "kernels.csv", "record.json")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that readers see the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_csv(path: Path, columns: Mapping[str, str] | Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows under exactly these columns, None as empty.
+
+    Raises:
+        ValueError: a row has a column that is not among `columns`.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    """Seven significant digits: beyond any clock's resolution, and the same text after reading and writing again."""
+    return format(value, ".7g") if isinstance(value, float) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON that is the same for the same content; NaN and infinity are refused."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_run(
+    folder: Path,
+    record: Mapping[str, Any],
+    summary: Sequence[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
+    kernels: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write a run's four files, the record last: a folder with a record is whole."""
+    write_csv(folder / "summary.csv", SUMMARY_COLUMNS, summary)
+    write_csv(folder / "steps.csv", STEPS_COLUMNS, steps)
+    write_csv(folder / "kernels.csv", KERNELS_COLUMNS, kernels)
+    write_json(folder / "record.json", {"format": FORMAT, **record})
+
+
+class RecordError(Exception):
+    """A run's files are not there, not whole or not of this format; the message says which and why."""
+
+
+def read_csv(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
+    """The rows of one of our CSVs as text, an empty cell as "".
+
+    Raises:
+        RecordError: the file is missing, cut off, or has other columns.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name} cannot be read") from error
+    if not text.endswith("\n"):
+        raise RecordError(f"{path.name} is cut off: its last line does not end")
+    rows = list(csv.reader(io.StringIO(text)))
+    if not rows or rows[0] != list(columns):
+        raise RecordError(f"{path.name} does not have the columns of this version of halfstep")
+    if any(len(row) != len(columns) for row in rows):
+        raise RecordError(f"{path.name} has a row of another length than its heading")
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """A run's record.json.
+
+    Raises:
+        RecordError: missing, not JSON, or of another format version.
+    """
+    path = folder / "record.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError("record.json cannot be read") from error
+    except json.JSONDecodeError as error:
+        raise RecordError("record.json is not whole JSON") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise RecordError(f"record.json is not of format {FORMAT}")
+    return record

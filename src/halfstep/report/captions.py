@@ -1,0 +1,144 @@
+"""Captions: what there is to see in a figure, said from the same numbers that draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from halfstep.report import wording
+from halfstep.report.charts import time_axis
+from halfstep.report.results import ComparisonResult
+from halfstep.report.tables import IDLE
+from halfstep.report.wording import code, digits, percent
+
+UNKNOWN_SHARE = 0.02  # from here on, kernels that the table of kinds does not know are a finding
+
+
+def _replicates(comparison: ComparisonResult) -> str:
+    counts = sorted({int(variant.row["ok"]) for variant in comparison.measured})
+    many = f"{counts[0]} to {counts[-1]} replicates" if len(counts) > 1 else wording.count(counts[0], "replicate")
+    return f"{many} per variant"
+
+
+def _unmeasured(comparison: ComparisonResult) -> str:
+    absent = [
+        f"`{variant.name}` ({wording.status(variant.row['status'])})"
+        for variant in comparison.variants
+        if not variant.measured
+    ]
+    return f" Without a number: {wording.join(absent)}." if absent else ""
+
+
+def speedup(comparison: ComparisonResult, machine: str) -> str:
+    ranking = comparison.ranking
+    ratios = {variant.name: variant.speedup for variant in comparison.measured if variant.speedup}
+    with_value = {name: ratio for name, ratio in ratios.items() if ratio.value is not None}
+    best = max(with_value, key=lambda name: with_value[name].value or 0)
+    text = f"`{best}` has the highest speed-up over `{comparison.baseline}`: {wording.ratio(with_value[best])}."
+    tied = [name for name in ranking.tied if name != comparison.baseline] if ranking and ranking.best == best else []
+    if tied:
+        text += f" It cannot be told apart from {code(tied)}."
+    slower = [name for name, ratio in with_value.items() if ratio.below_one]
+    within = [name for name, ratio in with_value.items() if ratio.low and not ratio.above_one and not ratio.below_one]
+    if slower:
+        text += f" Slower than the baseline: {code(slower)}."
+    if within:
+        text += f" Not to be told apart from the baseline: {code(within)}."
+    pairs = sorted({ratio.pairs for ratio in with_value.values() if ratio.method == "paired"})
+    if pairs:
+        n = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
+        text += (
+            f" Dots: geometric mean over {n} paired replicates; bars: 95 % interval (Student's t on the log ratios)."
+        )
+    unpaired = [name for name, ratio in with_value.items() if ratio.method == "unpaired"]
+    single = [name for name, ratio in with_value.items() if ratio.method == "single"]
+    if unpaired:
+        text += f" Diamonds ({code(unpaired)}): replicates unpaired, Welch's interval."
+    if single:
+        text += f" Hollow, without an interval: {code(single)} (one pair)."
+    no_ratio = [f"`{name}` ({ratio.reason})" for name, ratio in ratios.items() if ratio.value is None]
+    if no_ratio:
+        text += f" No ratio: {wording.join(no_ratio)}."
+    return f"{text} {machine}.{_unmeasured(comparison)}"
+
+
+def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequence[float]]], machine: str) -> str:
+    within = {
+        name: (variant.require("step_ms_p95") - variant.require("step_ms_p05")) / variant.require("step_ms")
+        for name in steps
+        if (variant := comparison[name])["step_ms_p95"] is not None and variant["step_ms_p05"] is not None
+    }
+    between = {
+        name: comparison[name].require("step_ms_max") / comparison[name].require("step_ms_min") - 1 for name in steps
+    }
+    widest, farthest = (max(spans, key=lambda name: spans[name]) for spans in (within, between))
+    timed = int(median(len(times) for replicates in steps.values() for times in replicates.values()))
+    return (
+        f"The steps of `{widest}` vary most: 5th to 95th percentile span {percent(within[widest])} of its median. "
+        f"Medians of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
+        "Left: all timed steps; right: the same against the variant's own median. A box per replicate, from top to "
+        "bottom: quartiles and median, whiskers at the 5th and 95th percentile, points beyond; skipped steps are left "
+        "out. "
+        f"{_replicates(comparison)}, about {timed} steps each. {machine}.{_unmeasured(comparison)}"
+    )
+
+
+def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) -> str:
+    points = [variant for variant in comparison.measured if variant["peak_allocated_gib"] is not None]
+    fast = max(points, key=lambda variant: variant.require("samples_per_s"))
+    small = min(points, key=lambda variant: variant.require("peak_allocated_gib"))
+
+    def numbers(name: str) -> str:
+        point = comparison[name]
+        return f"{digits(point['samples_per_s'])} {comparison.unit}/s at {digits(point['peak_allocated_gib'])} GiB"
+
+    if fast is small:
+        text = f"`{fast.name}` is both fastest and smallest: {numbers(fast.name)}."
+    else:
+        text = (
+            f"`{fast.name}` is fastest ({numbers(fast.name)}), `{small.name}` needs least memory "
+            f"({numbers(small.name)}); the line joins the variants that no other beats in both: {code(frontier)}."
+        )
+    if comparison[comparison.baseline] in points and comparison.baseline not in (fast.name, small.name):
+        text += f" Baseline `{comparison.baseline}`: {numbers(comparison.baseline)}."
+    return (
+        f"{text} Throughput: geometric mean of the replicates; memory: highest peak of torch's allocator after "
+        f"the warm-up. {_replicates(comparison)}. {machine}.{_unmeasured(comparison)}"
+    )
+
+
+def kernels(comparison: ComparisonResult, machine: str) -> str:
+    """Names the kind of time that changes most from the baseline to the fastest profiled variant."""
+    factors, unit = time_axis(comparison)
+    profiled = [variant for variant in comparison.measured if variant.kernels]
+    scaled = {
+        variant.name: {kind: ms * factors[variant.name] for kind, ms in variant.kernels.items()} for variant in profiled
+    }
+    fast = min(profiled, key=lambda variant: variant.require("step_ms") * factors[variant.name]).name
+    base = comparison.baseline
+    if base in scaled and fast != base:
+        kinds = dict.fromkeys([*scaled[base], *scaled[fast]])
+        change = {kind: scaled[fast].get(kind, 0) - scaled[base].get(kind, 0) for kind in kinds}
+        most = max(change, key=lambda kind: abs(change[kind]))
+        before, after = digits(scaled[base].get(most, 0.0)), digits(scaled[fast].get(most, 0.0))
+        text = f"From `{base}` to `{fast}`, the fastest here, {most} time changes most: {before} to {after} {unit}."
+    else:
+        most = max(scaled[fast], key=lambda kind: scaled[fast][kind])
+        share = scaled[fast][most] / sum(scaled[fast].values())
+        text = f"`{fast}`, the fastest here, spends most of its step in {most}: {percent(share)}."
+    idle = {name: kinds.get(IDLE, 0) / sum(kinds.values()) for name, kinds in scaled.items()}
+    lazy = max(idle, key=lambda name: idle[name])
+    if idle[lazy] >= 0.05:
+        text += f" The GPU idles most in `{lazy}`: {percent(idle[lazy])} of the step."
+    unknown = {name: kinds.get("other", 0) / sum(kinds.values()) for name, kinds in scaled.items()}
+    vague = [name for name, share in unknown.items() if share > UNKNOWN_SHARE]
+    if vague:
+        most = max(vague, key=lambda name: unknown[name])
+        text += (
+            f" More than {UNKNOWN_SHARE * 100:g} % of the time is of no known kind (`other`) in "
+            f"{wording.count(len(vague), 'variant')}, at most {percent(unknown[most])} (`{most}`)."
+        )
+    return (
+        f"{text} Mean over replicates of a profiled step outside the timed window; idle: the unprofiled median less "
+        f"the time in which a kernel ran. {machine}.{_unmeasured(comparison)}"
+    )

@@ -1,0 +1,224 @@
+"""The four figures of a comparison. Each function draws one from its numbers and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from halfstep.report import wording
+from halfstep.report.results import ComparisonResult, VariantResult
+from halfstep.report.statistics import Ratio
+from halfstep.report.style import (
+    COLUMN_IN,
+    DARK,
+    FULL_IN,
+    GREY,
+    KIND_STYLES,
+    LABEL_CHARACTERS,
+    LINE_IN,
+    MARKERS,
+    PALETTE,
+    wrap,
+)
+
+
+def per_sample(comparison: ComparisonResult) -> tuple[float, str]:
+    """Factor from ms per sample to a readable unit, and that unit."""
+    sample = wording.singular(comparison.unit)
+    times = [variant.require("step_ms") / variant.require("samples_per_step") for variant in comparison.measured]
+    return (1e3, f"µs per {sample}") if min(times) < 0.1 else (1.0, f"ms per {sample}")
+
+
+def time_axis(comparison: ComparisonResult) -> tuple[dict[str, float], str]:
+    """Factor from a variant's step time in ms to the axis: steps where batches agree, samples where they differ."""
+    if comparison.one_batch:
+        return {variant.name: 1.0 for variant in comparison.measured}, "ms per step"
+    factor, unit = per_sample(comparison)
+    return {variant.name: factor / variant.require("samples_per_step") for variant in comparison.measured}, unit
+
+
+def _rows(comparison: ComparisonResult, width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
+    """Axes with a row per variant in the order of config.yaml; `extra` inches of height beside the rows."""
+    labels = [wrap(variant.name) for variant in comparison.variants]
+    lines = max(label.count("\n") + 1 for label in labels)
+    height = len(labels) * max(0.25, LINE_IN * lines + 0.1)
+    figure, axes = plt.subplots(1, columns, figsize=(width, height + extra), sharey=True, squeeze=False)
+    axes[0][0].set_ylim(len(labels) - 0.5, -0.5)
+    axes[0][0].set_yticks(range(len(labels)), labels)
+    for axis in axes[0]:
+        axis.tick_params(axis="y", length=0)
+        axis.grid(axis="x", color="0.9")
+        axis.set_axisbelow(True)
+        axis.locator_params(axis="x", nbins=6)
+    sns.despine(figure, left=True)
+    return figure, axes[0]
+
+
+def _note(axis: Axes, row: int, text: str) -> None:
+    """A word in the place of a number."""
+    axis.text(0.01, row, text, color=GREY, style="italic", va="center", transform=axis.get_yaxis_transform())
+
+
+def speedup(comparison: ComparisonResult) -> Figure:
+    """Dot, 95 % interval and both in figures per variant; hollow: the baseline, or a ratio without an interval.
+
+    The caller draws it only where there is a ratio, so the baseline was measured and is 1.
+    """
+    figure, (axis,) = _rows(comparison, COLUMN_IN, 1, 0.6)
+    axis.axvline(1, color=GREY, linewidth=0.8, zorder=0)
+    numbers = []
+    for row, variant in enumerate(comparison.variants):
+        ratio = variant.speedup or Ratio(1.0)
+        if not variant.measured:
+            numbers.append(wording.status(variant.row["status"]))
+        elif ratio.value is None:
+            numbers.append("no ratio")
+        else:
+            numbers.append(wording.ratio(ratio) if variant.speedup else "baseline")
+            marker, face = "D" if ratio.method == "unpaired" else "o", PALETTE[0] if ratio.low else "white"
+            axis.plot([ratio.value], [row], marker, color=PALETTE[0], markersize=4, markerfacecolor=face, zorder=3)
+        if ratio.low is not None and ratio.high is not None:
+            axis.plot([ratio.low, ratio.high], [row, row], color=DARK)
+            axis.plot([ratio.low, ratio.high], [row, row], "|", color=DARK, markersize=9)
+    right = axis.secondary_yaxis("right")
+    right.set_yticks(range(len(numbers)), numbers)
+    right.tick_params(length=0)
+    right.spines["right"].set_visible(False)
+    for text, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
+        if not variant.speedup or variant.speedup.value is None:
+            text.set(color=GREY, style="italic")
+    axis.margins(x=0.08)
+    named = comparison.baseline if len(comparison.baseline) <= LABEL_CHARACTERS else "the baseline"
+    axis.set_xlabel(f"speed-up over {named}")
+    return figure
+
+
+def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+    """Boxes of step times, a box per replicate from top to bottom; on the right against the variant's own median.
+
+    `steps` holds ms by variant and replicate. Boxes: quartiles and median; whiskers: 5th and 95th percentile.
+    """
+    factors, unit = time_axis(comparison)
+    position = {variant.name: row for row, variant in enumerate(comparison.variants)}
+    frames = []
+    for name, replicates in steps.items():
+        centre = comparison[name].require("step_ms")
+        for replicate, times in replicates.items():
+            series = pd.Series(times, dtype=float)
+            columns = {"time": series * factors[name], "deviation": (series / centre - 1) * 100}
+            frames.append(pd.DataFrame({**columns, "row": position[name], "replicate": replicate}))
+    data = pd.concat(frames, ignore_index=True)
+    figure, (left, right) = _rows(comparison, FULL_IN, 2, 0.6)
+    shades = sns.light_palette(PALETTE[0], n_colors=data["replicate"].nunique() + 1)[1:]
+    for axis, column in ((left, "time"), (right, "deviation")):
+        sns.boxplot(
+            data,
+            x=column,
+            y="row",
+            hue="replicate",
+            palette=shades,
+            orient="h",
+            native_scale=True,
+            whis=(5, 95),
+            width=0.75,
+            gap=0.15,
+            linewidth=0.6,
+            linecolor=DARK,
+            flierprops={"marker": ".", "markersize": 2, "markerfacecolor": DARK, "markeredgewidth": 0},
+            legend=False,
+            ax=axis,
+        )
+        axis.set_ylabel("")
+        axis.set_ylim(len(position) - 0.5, -0.5)
+    left.set_xlabel(f"step time ({unit})")
+    right.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+    right.set_xlabel("difference from the variant's median (%)")
+    left.set_yticks(range(len(position)), [wrap(name) for name in position])
+    for row, variant in enumerate(comparison.variants):
+        if variant.name not in steps:
+            _note(left, row, wording.status(variant.row["status"]) if not variant.measured else "no step times")
+    return figure
+
+
+def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
+    """Throughput over peak memory, a shape and a colour per variant; the line joins those that none beats in both."""
+    labels = [_memory_label(comparison, variant) for variant in comparison.variants]
+    columns = 2 if max(map(len, labels)) <= 22 else 1
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure, axis = plt.subplots(figsize=(COLUMN_IN, 2.1 + 0.14 * ceil(lines / columns)))
+    edge = sorted((comparison[name] for name in frontier), key=lambda variant: variant.require("peak_allocated_gib"))
+    xs = [variant.require("peak_allocated_gib") for variant in edge]
+    axis.plot(
+        xs, [variant.require("samples_per_s") for variant in edge], color=GREY, linewidth=0.8, linestyle="--", zorder=1
+    )
+    for row, (variant, label) in enumerate(zip(comparison.variants, labels, strict=True)):
+        gib = variant["peak_allocated_gib"]
+        axis.plot(
+            [] if gib is None else [gib],
+            [] if gib is None else [variant.require("samples_per_s")],
+            marker="none" if gib is None else MARKERS[row % len(MARKERS)],
+            linestyle="none",
+            color=PALETTE[row % len(PALETTE)],
+            markeredgecolor=DARK,
+            markeredgewidth=0.6,
+            markersize=6,
+            label=label,
+        )
+    axis.margins(0.12)
+    axis.grid(color="0.9")
+    axis.set_axisbelow(True)
+    axis.set_xlabel("peak allocated memory (GiB)")
+    axis.set_ylabel(f"throughput ({comparison.unit}/s)")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    sns.despine(figure)
+    figure.legend(loc="outside lower left", ncols=columns, frameon=False, handletextpad=0.4, labelspacing=0.3)
+    return figure
+
+
+def _memory_label(comparison: ComparisonResult, variant: VariantResult) -> str:
+    if not variant.measured:
+        return f"{wrap(variant.name, 40)}: {wording.status(variant.row['status'])}"
+    unknown = ": memory not measured" if variant["peak_allocated_gib"] is None else ""
+    return wrap(variant.name, 40) + (" (baseline)" if variant.name == comparison.baseline else "") + unknown
+
+
+def kernels(comparison: ComparisonResult) -> Figure:
+    """Kernel time of one step stacked by kind, idle time last; a number where it has room, the sum at the end."""
+    factors, unit = time_axis(comparison)
+    figure, (axis,) = _rows(comparison, FULL_IN, 1, 1.0)
+    profiled = {row: variant for row, variant in enumerate(comparison.variants) if variant.kernels}
+    longest = max(sum(variant.kernels.values()) * factors[variant.name] for variant in profiled.values())
+    used = [kind for kind in KIND_STYLES if any(kind in variant.kernels for variant in profiled.values())]
+    for row, variant in enumerate(comparison.variants):
+        if not variant.kernels:
+            _note(axis, row, "no profile" if variant.measured else wording.status(variant.row["status"]))
+    for row, variant in profiled.items():
+        start = 0.0
+        for kind in (kind for kind in used if kind in variant.kernels):
+            width = variant.kernels[kind] * factors[variant.name]
+            colour, hatch = KIND_STYLES[kind]
+            axis.barh(row, width, left=start, height=0.68, color=colour, hatch=hatch, edgecolor=DARK, linewidth=0.4)
+            if width > 0.05 * longest:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                number = wording.digits(width)
+                axis.text(start + width / 2, row, number, ha="center", va="center", fontsize=7, bbox=box)
+            start += width
+        axis.text(start + 0.005 * longest, row, wording.digits(start), va="center", fontsize=7)
+    axis.set_xlim(0, longest * 1.06)
+    axis.set_xlabel(f"time ({unit})")
+    columns = min(len(used), 6)
+    handles = [
+        Patch(facecolor=KIND_STYLES[kind][0], hatch=KIND_STYLES[kind][1], edgecolor=DARK, linewidth=0.4, label=kind)
+        # matplotlib fills a legend column by column, and it is read line by line
+        for column in range(columns)
+        for kind in used[column::columns]
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, handlelength=1.6)
+    return figure

@@ -1,0 +1,190 @@
+"""From the folders of the runs to the tables: which runs there are, which can be believed, and their numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from halfstep.records import (
+    KERNELS_COLUMNS,
+    RESULT_COLUMNS,
+    STATUSES,
+    STEPS_COLUMNS,
+    SUMMARY_COLUMNS,
+    RecordError,
+    read_csv,
+    read_record,
+    write_csv,
+    write_text,
+)
+from halfstep.report.tables import (
+    KERNELS_TABLE_COLUMNS,
+    SETTINGS,
+    SPEEDUPS_COLUMNS,
+    VARIANTS_COLUMNS,
+    Row,
+    kernel_rows,
+    speedup_row,
+    variant_row,
+)
+from halfstep.study import Run, RunKey, Scope, Study, resolve, run_keys
+
+TEXT_RESULTS = {"sample_unit", "compile_cache"}
+NUMERIC = [column for column in RESULT_COLUMNS if column not in TEXT_RESULTS]
+NO_RECORD = "no record: the job never ended by itself"
+
+
+@dataclass
+class Collected:
+    """One run: its rows of runs.csv (an operator has one per case) and, if it is ok, its kernels."""
+
+    rows: list[Row]
+    kernels: list[Row] = field(default_factory=list)
+
+
+def collect(scope_dir: Path, study: Study, codes: Mapping[RunKey, str] | None = None) -> None:
+    """Write study.json and the tables of a scope from the runs that the study names.
+
+    Args:
+        scope_dir: the scope's folder; its name says device, scale and image.
+        study: what was to be measured.
+        codes: fingerprint of the code that would measure each run today; a record of other code is stale.
+            Without it only the configuration is compared.
+    """
+    scope = Scope.parse(scope_dir.name)
+    runs: dict[tuple[str, str], list[Collected]] = {
+        (name, variant): [] for name, comparison in study.comparisons.items() for variant in comparison.variants
+    }
+    for key in sorted(run_keys(study, scope), key=lambda key: key[2]):
+        code = codes[key] if codes is not None else None
+        folder = scope_dir / "runs" / key[0] / key[1] / f"rep{key[2]}"
+        runs[key[:2]].append(collect_run(folder, key, resolve(study, scope, key), code))
+    tables = scope_dir / "tables"
+    all_rows = [row for variant in runs.values() for run in variant for row in run.rows]
+    write_csv(tables / "runs.csv", SUMMARY_COLUMNS, all_rows)
+    write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs))
+    write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs))
+    kernels = [
+        row
+        for (comparison, variant), found in runs.items()
+        for row in kernel_rows(comparison, variant, [(run.rows[0], run.kernels) for run in found])
+    ]
+    write_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS, kernels)
+    # not sorted: the order of comparisons and variants is that of every table and figure
+    write_text(scope_dir / "study.json", json.dumps(study.model_dump(mode="json"), indent=1) + "\n")
+
+
+def _by_case(runs: list[Collected]) -> dict[str, list[Row]]:
+    """Rows of one variant by case. A run without rows per case (it failed) counts for every case."""
+    rows = [row for run in runs for row in run.rows]
+    cases = dict.fromkeys(row["case"] for row in rows if row["case"]) or {"": None}
+    return {case: [{**row, "case": case} for row in rows if row["case"] in ("", case)] for case in cases}
+
+
+def _variants(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
+    return [
+        variant_row(rows, len(found), variant == study.comparisons[comparison].baseline)
+        for (comparison, variant), found in runs.items()
+        for rows in _by_case(found).values()
+    ]
+
+
+def _speedups(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
+    table = []
+    for (comparison, variant), found in runs.items():
+        baseline = study.comparisons[comparison].baseline
+        baseline_rows = _by_case(runs[comparison, baseline])
+        for case, rows in _by_case(found).items() if variant != baseline else ():
+            # a baseline that failed has no cases of its own
+            table.append(speedup_row(baseline_rows.get(case) or next(iter(baseline_rows.values())), rows))
+    return table
+
+
+def collect_run(folder: Path, key: RunKey, run: Run, code: str | None) -> Collected:
+    """What a run's folder holds, or why that cannot be used."""
+    if not (folder / "record.json").exists():
+        return Collected([_row_without_numbers(key, run, "missing", NO_RECORD)])
+    try:
+        record = read_record(folder)
+        _check_record(record, key, run, code)
+        summary = read_csv(folder / "summary.csv", SUMMARY_COLUMNS)
+        steps = read_csv(folder / "steps.csv", STEPS_COLUMNS)
+        kernels = read_csv(folder / "kernels.csv", KERNELS_COLUMNS)
+        _check_summary(summary, record, steps)
+        _check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
+    except RecordError as error:
+        return Collected([_row_without_numbers(key, run, "stale", str(error))])
+    return Collected(summary, kernels if record["status"] == "ok" else [])
+
+
+def _row_without_numbers(key: RunKey, run: Run, status: str, reason: str) -> Row:
+    settings = run.model_dump()
+    return {
+        **dict.fromkeys(SUMMARY_COLUMNS, ""),
+        **{name: "" if settings[name] is None else str(settings[name]) for name in SETTINGS},
+        "comparison": key[0],
+        "variant": key[1],
+        "replicate": str(key[2]),
+        "status": status,
+        "reason": reason,
+    }
+
+
+def _check_record(record: Mapping[str, Any], key: RunKey, run: Run, code: str | None) -> None:
+    """Raise RecordError unless this is the record of this run, as configured, by this code."""
+    found = tuple(record.get(name) for name in ("comparison", "variant", "replicate"))
+    if found != key:
+        raise RecordError(f"the record is of another run: {'/'.join(map(str, found))}")
+    if record.get("status") not in STATUSES:
+        raise RecordError(f"the record has the unknown status {record.get('status')!r}")
+    if record.get("run_hash") != run.hash():
+        raise RecordError(f"made by another configuration: {_differences(record.get('run'), run)}")
+    if code is not None and record.get("code_hash") != code:
+        raise RecordError("made by another version of the code that measures")
+
+
+def _differences(found: Any, run: Run) -> str:
+    """Which keys of the record's run are not the study's."""
+    asked = run.model_dump()
+    if not isinstance(found, dict):
+        return "the record does not say which"
+    keys = [name for name in asked if found.get(name) != asked[name]]
+    return "; ".join(f"{name} was {found.get(name)}, now {asked[name]}" for name in keys) or "its hash is another"
+
+
+def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Row]) -> None:
+    """Raise RecordError unless the CSVs are those of the record and hold numbers where numbers belong."""
+    if not summary:
+        raise RecordError("summary.csv has no row")
+    for row in summary:
+        for name in ("comparison", "variant", "replicate", "status", "run_hash"):
+            if row[name] != str(record[name]):
+                raise RecordError(f"summary.csv is not of this record: its {name} is {row[name]!r}")
+    ok = record["status"] == "ok"
+    _check_numbers("summary.csv", summary, NUMERIC, finite=ok)
+    _check_numbers("steps.csv", steps, ["step_ms"], finite=ok)
+    if not ok:
+        return
+    for row in summary:
+        for name in ("step_ms_median", "samples_per_step"):
+            if not row[name] or float(row[name]) <= 0:
+                raise RecordError(f"summary.csv says ok, and its {name} is {row[name]!r}")
+    counted = sum(row["phase"] == "window" and row["skipped"] != "1" for row in steps)
+    if steps and summary[0]["steps"] != str(counted):
+        raise RecordError(f"steps.csv has {counted} timed steps, summary.csv says {summary[0]['steps']}")
+
+
+def _check_numbers(file: str, rows: list[Row], columns: list[str], *, finite: bool) -> None:
+    """Raise RecordError at a cell that is no number; a decimal comma is none."""
+    for row in rows:
+        for name in columns:
+            try:
+                if row[name] and finite and not isfinite(float(row[name])):
+                    raise ValueError
+                float(row[name] or 0)
+            except ValueError as error:
+                raise RecordError(f"{file}: {name} is not a number: {row[name]!r}") from error

@@ -1,0 +1,108 @@
+"""Figures of a collected scope, each with its caption, or with the sentence why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from halfstep.records import STEPS_COLUMNS, read_csv, write_json
+from halfstep.report import captions, charts, style
+from halfstep.report.results import ComparisonResult, Results, load, run_folder
+
+KINDS = {
+    "speedup": "Speed-up over the baseline",
+    "spread": "Step-time spread",
+    "memory": "Peak memory against throughput",
+    "kernels": "Kernel time by kind",
+}
+Drawn = tuple[Callable[[], Figure], str]
+
+
+def plot(scope_dir: Path) -> None:
+    """Draw figures/<comparison>-<kind>.{svg,pdf,png} and write figures/captions.json.
+
+    captions.json holds, by comparison and kind, `title`, `caption` and `file`: the figure's name without its
+    suffix, or null where the caption says why there is none. Figures that no longer belong here are removed.
+    """
+    results = load(scope_dir)
+    folder = scope_dir / "figures"
+    index: dict[str, dict[str, dict[str, str | None]]] = {}
+    kept = set()
+    for comparison in results.comparisons:
+        index[comparison.name] = {}
+        for kind, title in KINDS.items():
+            made = _figure(results, comparison, kind)
+            name = None
+            if isinstance(made, tuple):
+                draw, caption = made
+                name = f"{comparison.name}-{kind}"
+                with plt.rc_context(style.RC):
+                    figure = draw()
+                    style.save(figure, folder / name)
+                plt.close(figure)
+                kept.add(name)
+            index[comparison.name][kind] = {
+                "title": title,
+                "file": name,
+                "caption": caption if isinstance(made, tuple) else made,
+            }
+    write_json(folder / "captions.json", index)
+    for path in folder.iterdir():
+        if path.suffix in (".svg", ".pdf", ".png") and path.stem not in kept:
+            path.unlink()
+
+
+def _figure(results: Results, comparison: ComparisonResult, kind: str) -> Drawn | str:
+    """How to draw one figure and its caption, or why there is nothing to draw."""
+    machine = results.machine
+    if not comparison.measured:
+        return "No variant was measured."
+    if kind == "speedup":
+        if not any(variant.speedup and variant.speedup.value for variant in comparison.variants):
+            lacking = "no other variant" if comparison[comparison.baseline].measured else "no baseline"
+            return f"There is no ratio to show: {lacking} was measured that could be compared."
+        return lambda: charts.speedup(comparison), captions.speedup(comparison, machine)
+    if kind == "spread":
+        steps = window_steps(results, comparison)
+        if not steps:
+            return "No step times were kept."
+        return lambda: charts.spread(comparison, steps), captions.spread(comparison, steps, machine)
+    if kind == "memory":
+        frontier = efficient(comparison)
+        if not frontier:
+            return "Peak memory was not measured: torch's allocator counts only a GPU's."
+        if len(comparison.measured) == 1:
+            return "Only one variant was measured: there is nothing to compare it with."
+        return lambda: charts.memory(comparison, frontier), captions.memory(comparison, frontier, machine)
+    if not any(variant.kernels for variant in comparison.measured):
+        return "There are no kernel times: they are taken on a GPU only."
+    return lambda: charts.kernels(comparison), captions.kernels(comparison, machine)
+
+
+def window_steps(results: Results, comparison: ComparisonResult) -> dict[str, dict[int, list[float]]]:
+    """Times in ms of the steps that count, by variant and replicate."""
+    steps: dict[str, dict[int, list[float]]] = {}
+    for variant in comparison.measured:
+        for run in variant.ok_runs:
+            rows = read_csv(run_folder(results.folder, run) / "steps.csv", STEPS_COLUMNS)
+            times = [float(row["step_ms"]) for row in rows if row["phase"] == "window" and row["skipped"] != "1"]
+            if times:
+                steps.setdefault(variant.name, {})[int(run["replicate"])] = times
+    return steps
+
+
+def efficient(comparison: ComparisonResult) -> list[str]:
+    """Variants than which no other is both faster and smaller (or equal in one of the two)."""
+    points = {
+        variant.name: (variant.require("samples_per_s"), -gib)
+        for variant in comparison.measured
+        if (gib := variant["peak_allocated_gib"]) is not None
+    }
+    return [
+        name
+        for name, point in points.items()
+        if not any(other != point and other[0] >= point[0] and other[1] >= point[1] for other in points.values())
+    ]

@@ -1,0 +1,78 @@
+"""report.md: the answer first, then what it rests on. The same data give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from halfstep.records import write_text
+from halfstep.report import answers, sections
+from halfstep.report.results import Results, load
+from halfstep.report.wording import EMPTY, digits
+from halfstep.study import SMOKE_WINDOW
+
+# a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
+CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
+ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;"}
+
+
+def prose(text: str) -> str:
+    """Any text as one line of Markdown that shows it: markup, HTML and line breaks in it have no effect.
+
+    Plain code spans stay, since our own sentences use them.
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split()) or EMPTY
+    parts = CODE_SPAN.split(line)
+    return "".join(part if index % 2 else _escape(part) for index, part in enumerate(parts))
+
+
+def _escape(text: str) -> str:
+    """Entities for what would be markup anywhere; `]` matters only where a link could follow."""
+    without_html = re.sub("[&<>|`]", lambda match: ENTITIES[match[0]], text)
+    return re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
+
+
+def write_report(scope_dir: Path) -> None:
+    """Write report.md from study.json, the tables, figures/captions.json, the records and the doctor's report."""
+    write_text(scope_dir / "report.md", render(load(scope_dir)))
+
+
+def render(results: Results) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"prose": prose, "number": digits, "variant_cells": sections.variant_cells}
+    smoke = results.scope.scale == "smoke"
+    text = environment.get_template("report.md.j2").render(
+        results=results,
+        sections=sections,
+        first_line=answers.first_line(results),
+        what_to_use=answers.what_to_use,
+        replicates=answers.replicates(results),
+        ok=sum(row["status"] == "ok" for row in results.runs),
+        problems=sections.problems(results.runs),
+        capabilities=sections.missing_capabilities(results.doctor),
+        figures=_figures(results),
+        environments=sections.environments(results),
+        sittings=sections.sittings(results),
+        code_versions=sections.code_versions(results),
+        command=sections.SNAKEMAKE + " --use-singularity" * results.scope.image,
+        smoke=smoke,
+        window=SMOKE_WINDOW if smoke else results.study.window,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """By comparison, the figures of captions.json in the order of the report."""
+    captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
+    order = ("speedup", "spread", "memory", "kernels")
+    return {name: [captions[name][kind] for kind in order] for name in results.study.comparisons}

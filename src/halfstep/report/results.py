@@ -1,0 +1,163 @@
+"""A collected scope read back: what figures and report are made of. Nothing here measures or decides a status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from halfstep.records import SUMMARY_COLUMNS, read_csv, read_record
+from halfstep.report.statistics import Ranking, Ratio, rank
+from halfstep.report.tables import (
+    KERNELS_TABLE_COLUMNS,
+    SPEEDUPS_COLUMNS,
+    VARIANTS_COLUMNS,
+    Row,
+    number,
+    timings,
+)
+from halfstep.study import Scope, Study, validate
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """One variant of a comparison: its row of variants.csv, its runs, and what was made of them."""
+
+    row: Row
+    runs: list[Row]
+    speedup: Ratio | None  # None for the baseline
+    kernels: dict[str, float]  # ms per step by kind, idle among them; empty without a profile
+
+    @property
+    def name(self) -> str:
+        return self.row["variant"]
+
+    @property
+    def measured(self) -> bool:
+        return self.row["status"] == "ok"
+
+    @property
+    def ok_runs(self) -> list[Row]:
+        return [run for run in self.runs if run["status"] == "ok"]
+
+    def __getitem__(self, column: str) -> float | None:
+        """The number in a column of variants.csv."""
+        return number(self.row[column])
+
+    def require(self, column: str) -> float:
+        """A number that every measured variant has."""
+        value = self[column]
+        assert value is not None, f"{self.name} has no {column}"
+        return value
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """One comparison; its variants in the order of config.yaml."""
+
+    name: str
+    title: str
+    baseline: str
+    variants: list[VariantResult]
+
+    @property
+    def measured(self) -> list[VariantResult]:
+        return [variant for variant in self.variants if variant.measured]
+
+    def __getitem__(self, name: str) -> VariantResult:
+        return next(variant for variant in self.variants if variant.name == name)
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        return rank({variant.name: timings(variant.runs) for variant in self.variants})
+
+    @property
+    def unit(self) -> str:
+        """What is counted per second: images or tokens."""
+        return next((variant.row["sample_unit"] for variant in self.measured), "") or "samples"
+
+    @property
+    def one_batch(self) -> bool:
+        """Whether step times can be compared as they are."""
+        return len({variant["samples_per_step"] for variant in self.measured}) <= 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that a scope's folder says."""
+
+    folder: Path
+    scope: Scope
+    study: Study
+    comparisons: list[ComparisonResult]
+    runs: list[Row]
+    records: list[dict[str, Any]]  # of the runs that are neither missing nor stale
+    doctor: dict[str, Any]
+
+    @property
+    def machine(self) -> str:
+        """The devices of all records in words."""
+        names = dict.fromkeys(
+            str(environment.get("gpu") or environment.get("cpu") or "a device without a name")
+            for environment in (record.get("environment") or {} for record in self.records)
+        )
+        return " and ".join(names) or "no machine yet"
+
+
+def load(scope_dir: Path) -> Results:
+    """Read study.json, the tables, the records and, if it is there, the doctor's report."""
+    study = validate(json.loads((scope_dir / "study.json").read_text(encoding="utf-8")), "study.json")
+    tables = scope_dir / "tables"
+    runs = read_csv(tables / "runs.csv", SUMMARY_COLUMNS)
+    variants = [row for row in read_csv(tables / "variants.csv", VARIANTS_COLUMNS) if not row["case"]]
+    speedups = {
+        (row["comparison"], row["variant"]): _ratio(row)
+        for row in read_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS)
+        if not row["case"]
+    }
+    kernels: dict[tuple[str, str], dict[str, float]] = {}
+    for row in read_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
+        kernels.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
+    by_variant: dict[tuple[str, str], list[Row]] = {}
+    for row in runs:
+        by_variant.setdefault((row["comparison"], row["variant"]), []).append(row)
+    found: dict[str, list[VariantResult]] = {name: [] for name in study.comparisons}
+    for row in variants:
+        key = row["comparison"], row["variant"]
+        found[key[0]].append(VariantResult(row, by_variant[key], speedups.get(key), kernels.get(key, {})))
+    comparisons = [
+        ComparisonResult(name, comparison.title or name, comparison.baseline, found[name])
+        for name, comparison in study.comparisons.items()
+    ]
+    usable = [row for row in runs if row["status"] not in ("missing", "stale")]
+    folders = dict.fromkeys(run_folder(scope_dir, row) for row in usable)
+    records = [read_record(folder) for folder in folders]
+    return Results(scope_dir, Scope.parse(scope_dir.name), study, comparisons, runs, records, _doctor(scope_dir))
+
+
+def run_folder(scope_dir: Path, run: Row) -> Path:
+    return scope_dir / "runs" / run["comparison"] / run["variant"] / f"rep{run['replicate']}"
+
+
+def _ratio(row: Row) -> Ratio:
+    return Ratio(
+        number(row["speedup"]),
+        number(row["speedup_low"]),
+        number(row["speedup_high"]),
+        int(row["pairs"]),
+        int(row["n_baseline"]),
+        int(row["n_variant"]),
+        row["method"],
+        row["reason"],
+    )
+
+
+def _doctor(scope_dir: Path) -> dict[str, Any]:
+    """system/doctor.json; empty where it is missing or not to be read: it explains, and no number hangs on it."""
+    try:
+        doctor = json.loads((scope_dir / "system" / "doctor.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return doctor if isinstance(doctor, dict) else {}

@@ -1,0 +1,180 @@
+"""The report's tables as rows of text: variants, runs that are not ok, environments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from halfstep.records import TABLE_STATUSES
+from halfstep.report import wording
+from halfstep.report.results import ComparisonResult, Results, VariantResult
+from halfstep.report.statistics import Ratio
+from halfstep.report.tables import Row
+from halfstep.report.wording import EMPTY, digits, percent
+
+SNAKEMAKE = "snakemake --cores 1"
+LONGEST_REASON = 600  # characters; the whole reason is in tables/runs.csv
+# in the order in which a reader should know of them
+REMEDIES: dict[str, str] = {
+    "missing": f"`{SNAKEMAKE}` measures them.",
+    "stale": f"`{SNAKEMAKE}` measures them again; where it sees nothing to do (results copied without their "
+    "metadata), `make remeasure STATUS=stale` does.",
+    "failed": "After mending the cause, `make remeasure STATUS=failed`.",
+    "timeout": "`make remeasure STATUS=timeout` tries again; a larger `timeout_s` measures the whole study again.",
+    "out_of_memory": "Take a smaller batch. On a GPU that others had filled: `make remeasure STATUS=out_of_memory`.",
+    "invalid": "Their numbers enter no ratio. After mending the cause, `make remeasure STATUS=invalid`.",
+    "disturbed": "Their numbers enter no ratio. On a quiet machine, `make remeasure STATUS=disturbed`.",
+    "unsupported": "`halfstep doctor` says what is missing and what to do; then `make remeasure STATUS=unsupported`.",
+}
+assert set(REMEDIES) == set(TABLE_STATUSES) - {"ok"}
+
+
+def variant_headings(comparison: ComparisonResult) -> list[str]:
+    sample = wording.singular(comparison.unit)
+    return [
+        "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "peak GiB",
+        "model TFLOP/s (of peak)", f"mJ/{sample}", "first step s (of it compiling)", "status",
+    ]  # fmt: skip
+
+
+def variant_cells(variant: VariantResult) -> list[str]:
+    """One line of a comparison's table; the status says how many replicates are ok where not all are."""
+    row, speedup = variant.row, variant.speedup
+    energy, compiling = variant["energy_j_per_sample"], variant["compile_s"]
+    tflops = digits(variant["model_tflop_per_s"])
+    if variant["peak_share"] is not None:
+        tflops += f" ({percent(variant['peak_share'])})"
+    asked, ok = int(row["replicates"]), int(row["ok"])
+    return [
+        f"`{variant.name}`",
+        row["batch"],
+        digits(variant["step_ms"], 4),
+        digits(variant["samples_per_s"]),
+        "baseline" if speedup is None else wording.ratio(speedup),
+        _n(speedup),
+        digits(variant["peak_allocated_gib"]),
+        tflops,
+        digits(None if energy is None else energy * 1e3),
+        digits(variant["first_step_s"]) + (f" ({digits(compiling)})" if compiling is not None else ""),
+        "ok" if ok == asked else f"ok {ok} of {asked}" if ok else wording.status(row["status"]),
+    ]
+
+
+def _n(speedup: Ratio | None) -> str:
+    """How many replicates a ratio rests on, and by which method."""
+    if speedup is None or not speedup.method:
+        return EMPTY
+    if speedup.method == "unpaired":
+        return f"{speedup.n_baseline} and {speedup.n_variant}, unpaired"
+    return wording.count(speedup.pairs, "pair")
+
+
+def ratio_notes(comparison: ComparisonResult) -> list[str]:
+    """Why a measured variant has no ratio, no interval or no pairs."""
+    return [
+        f"`{variant.name}`: {variant.speedup.reason}."
+        for variant in comparison.measured
+        if variant.speedup and variant.speedup.reason
+    ]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Runs of one status: what it means, what to do, and (comparison, variant, replicates, reason) for each."""
+
+    status: str
+    runs: int
+    meaning: str
+    remedy: str
+    lines: list[tuple[str, str, str, str]]
+
+
+def problems(runs: Iterable[Row]) -> list[Problem]:
+    """The runs that are not ok, by status, then variant and reason."""
+    grouped: dict[str, dict[tuple[str, str, str], list[int]]] = {status: {} for status in REMEDIES}
+    # an operator's run has a row per case: the set below counts it once
+    for row in runs:
+        if row["status"] != "ok":
+            key = row["comparison"], row["variant"], row["reason"]
+            found = grouped[row["status"]].setdefault(key, [])
+            if int(row["replicate"]) not in found:
+                found.append(int(row["replicate"]))
+    return [
+        Problem(
+            wording.status(status),
+            sum(map(len, lines.values())),
+            TABLE_STATUSES[status],
+            REMEDIES[status],
+            [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), _cut(key[2])) for key, n in lines.items()],
+        )
+        for status, lines in grouped.items()
+        if lines
+    ]
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
+
+
+FIRST_KEYS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "python")
+
+
+def environments(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of the table of environments: a column for each that runs were made in."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in results.records:
+        groups.setdefault(str(record.get("environment_hash") or EMPTY), []).append(record)
+    found = {name: records[0].get("environment") or {} for name, records in groups.items()}
+    keys = {key for environment in found.values() for key in environment}
+    ordered = [key for key in FIRST_KEYS if key in keys] + sorted(keys - set(FIRST_KEYS))
+    lines = [[key, *(str(environment.get(key, EMPTY)) for environment in found.values())] for key in ordered]
+    lines += [
+        ["GPU memory (GiB)", *(_gpu(records, "memory_total_gib") for records in groups.values())],
+        ["power limit (W)", *(_gpu(records, "power_limit_w") for records in groups.values())],
+        ["CPU threads", *(_values(record.get("threads") for record in records) for records in groups.values())],
+        ["image", *(_values(record.get("image") for record in records) for records in groups.values())],
+        ["runs", *(_runs(records) for records in groups.values())],
+    ]
+    return ["what", *(f"environment `{name}`" for name in groups)], lines
+
+
+def _gpu(records: list[dict[str, Any]], key: str) -> str:
+    values = ((record.get("gpu") or {}).get(key) for record in records)
+    return _values(digits(value, 4) if isinstance(value, int | float) else value for value in values)
+
+
+def _values(values: Iterable[Any]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or EMPTY
+
+
+def _runs(records: list[dict[str, Any]]) -> str:
+    counts = Counter(str(record.get("comparison")) for record in records)
+    return ", ".join(f"{name}: {n}" for name, n in counts.items())
+
+
+def missing_capabilities(doctor: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name, status, detail, remedy) of what the doctor would have something done about."""
+    return [
+        (str(entry.get("name")), str(entry.get("status")), str(entry.get("detail") or ""), str(entry["remedy"]))
+        for entry in doctor.get("capabilities") or []
+        if isinstance(entry, dict) and entry.get("remedy")
+    ]
+
+
+def code_versions(results: Results) -> str:
+    """The fingerprints of the code that measured, if they are few: they differ by recipe and workload."""
+    counts = Counter(str(record.get("code_hash") or EMPTY) for record in results.records)
+    if len(counts) > 4:
+        return f"{len(counts)} fingerprints, in the column `code_hash` of `tables/runs.csv`"
+    return ", ".join(f"`{name}` ({wording.count(n, 'run')})" for name, n in counts.items()) or EMPTY
+
+
+def sittings(results: Results) -> str:
+    """How many sittings, and when they were."""
+    starts = sorted(str(record["started"]) for record in results.records if record.get("started"))
+    ends = sorted(str(record["ended"]) for record in results.records if record.get("ended"))
+    n = len({record.get("sitting") for record in results.records})
+    when = f", from {starts[0]} to {ends[-1]}" if starts and ends else ""
+    return wording.count(n, "sitting") + when

@@ -1,0 +1,206 @@
+"""The tables of a study, made from the rows of its runs: their columns, and how each number comes about.
+
+Only runs with status ok enter a number. Cells are text; what was not measured is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import floor, isfinite, log10
+from statistics import fmean, median
+
+from halfstep.records import TABLE_STATUSES
+from halfstep.report.statistics import Timing, compare, geometric_mean
+
+Row = dict[str, str]
+Numbers = Sequence[float]
+
+# the order in which kinds are listed, stacked and coloured
+KERNEL_KINDS = (
+    "GEMM", "FP8 GEMM", "attention", "norm", "pointwise", "cast/scale", "optimizer", "copy", "communication", "other",
+)  # fmt: skip
+IDLE = "idle"
+
+SETTINGS = ("workload", "precision", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
+
+# column: (meaning, the run's column, how the ok replicates make one number)
+AGGREGATES: dict[str, tuple[str, str, Callable[[Numbers], float]]] = {
+    "samples_per_step": ("samples in one step", "samples_per_step", median),
+    "step_ms": ("geometric mean of the replicates' step_ms_median (ms)", "step_ms_median", geometric_mean),
+    "step_ms_min": ("smallest of the replicates' medians (ms)", "step_ms_median", min),
+    "step_ms_max": ("largest of the replicates' medians (ms)", "step_ms_median", max),
+    "step_ms_p05": ("median of the replicates' 5th percentiles (ms)", "step_ms_p05", median),
+    "step_ms_p95": ("median of the replicates' 95th percentiles (ms)", "step_ms_p95", median),
+    "wall_ms_mean": ("median of the replicates' wall clock per step (ms)", "wall_ms_mean", median),
+    "samples_per_s": ("geometric mean of the replicates' samples_per_s", "samples_per_s", geometric_mean),
+    "skipped_steps": ("timed steps that GradScaler skipped, all replicates", "skipped_steps", sum),
+    "startup_s": ("median time from process start to the first step (s)", "startup_s", median),
+    "graph_breaks": ("most graph breaks of a replicate", "graph_breaks", max),
+    "peak_allocated_gib": ("highest peak of allocated memory (GiB)", "peak_allocated_gib", max),
+    "peak_reserved_gib": ("highest peak of reserved memory (GiB)", "peak_reserved_gib", max),
+    "loss_last": ("median loss of the last timed step", "loss_last", median),
+    "model_tflop_per_step": ("model FLOPs of one step (TFLOP)", "model_tflop_per_step", median),
+    "model_tflop_per_s": ("geometric mean of model TFLOP/s", "model_tflop_per_s", geometric_mean),
+    "peak_tflop_per_s": ("stated peak for the precision of the matrix products (TFLOP/s)", "peak_tflop_per_s", median),
+    "peak_share": ("geometric mean of the share of the stated peak", "peak_share", geometric_mean),
+    "kernel_ms": ("mean time per step in which a kernel ran (ms)", "kernel_ms", fmean),
+    "idle_ms": ("mean time per step in which none ran (ms)", "idle_ms", fmean),
+    "power_w_mean": ("mean power of the board (W)", "power_w_mean", fmean),
+    "power_limit_w": ("lowest enforced power limit (W)", "power_limit_w", min),
+    "energy_j_per_step": ("mean energy of the board per step (J)", "energy_j_per_step", fmean),
+    "sm_clock_mhz_mean": ("mean SM clock (MHz)", "sm_clock_mhz_mean", fmean),
+    "temperature_c_max": ("highest GPU temperature (deg C)", "temperature_c_max", max),
+    "power_capped_share": ("mean share of telemetry samples at the power limit", "power_capped_share", fmean),
+}
+COLD: dict[str, tuple[str, str]] = {
+    "first_step_s": ("median first step where no compile cache was reused (s)", "first_step_s"),
+    "compile_s": ("median time in torch.compile where no compile cache was reused (s)", "compile_s"),
+}
+VARIANTS_COLUMNS: dict[str, str] = {
+    "comparison": "comparison in config.yaml",
+    "variant": "variant in that comparison, in the order of config.yaml",
+    "case": "operator comparisons: the shape; empty for training steps",
+    "is_baseline": "1 for the comparison's baseline",
+    **dict.fromkeys(SETTINGS, "as in runs.csv"),
+    "replicates": "replicates that the study asks for",
+    **{status: f"replicates with this status: {meaning}" for status, meaning in TABLE_STATUSES.items()},
+    "status": "`ok` if one replicate is, else the most frequent status",
+    "reason": "reason of that status",
+    "sample_unit": "what a sample is: images or tokens",
+    **{column: meaning for column, (meaning, _, _) in AGGREGATES.items()},
+    "energy_j_per_sample": "energy_j_per_step / samples_per_step (J)",
+    **{column: meaning for column, (meaning, _) in COLD.items()},
+    "first_step_warm_s": "median first step where the compile cache was reused (s)",
+}
+SPEEDUPS_COLUMNS: dict[str, str] = {
+    "comparison": "comparison in config.yaml",
+    "variant": "variant that is not the baseline",
+    "case": "operator comparisons: the shape; empty for training steps",
+    "baseline": "variant it is compared with",
+    "speedup": "time per sample of the baseline over the variant's: above 1 the variant is faster",
+    "speedup_low": "lower end of the 95 % interval",
+    "speedup_high": "upper end of the 95 % interval",
+    "pairs": "replicates measured on both sides on one GPU in one sitting and environment",
+    "n_baseline": "ok replicates of the baseline that could enter",
+    "n_variant": "ok replicates of the variant that could enter",
+    "method": "`paired` (Student's t on the log ratios), `unpaired` (Welch's t on the logs), `single` (one pair, no "
+    "interval) or empty (no ratio)",
+    "reason": "why there is no ratio, no interval or no pairing",
+}
+KERNELS_TABLE_COLUMNS: dict[str, str] = {
+    "comparison": "comparison in config.yaml",
+    "variant": "variant in that comparison",
+    "kind": f"kind of kernel, or `{IDLE}`: step time in which no kernel ran",
+    "ms_per_step": "mean over the ok replicates with a profile of the summed duration in one step (ms)",
+    "share": "share of the sum over all kinds and idle",
+    "replicates": "ok replicates with a profile",
+}
+
+
+def number(text: str) -> float | None:
+    """A cell's number; None where it is empty or not finite."""
+    value = float(text) if text else float("nan")
+    return value if isfinite(value) else None
+
+
+def cell(value: float | None) -> str:
+    """Six significant digits, so that another machine's last bits give the same file."""
+    if value is None:
+        return ""
+    if value == 0:
+        return "0"
+    decimals = 5 - floor(log10(abs(value)))
+    text = f"{round(value, decimals):.{max(decimals, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def timings(rows: Sequence[Row]) -> list[Timing]:
+    """What the ok runs among `rows` (of runs.csv) give to a ratio."""
+    return [
+        Timing(
+            int(row["replicate"]),
+            row["gpu_uuid"],
+            row["sitting"],
+            row["environment"],
+            float(row["step_ms_median"]) / float(row["samples_per_step"]),
+        )
+        for row in rows
+        if row["status"] == "ok"
+    ]
+
+
+def variant_row(rows: Sequence[Row], replicates: int, is_baseline: bool) -> Row:
+    """The row of variants.csv for the runs of one variant (and case)."""
+    counts = {status: sum(row["status"] == status for row in rows) for status in TABLE_STATUSES}
+    status = "ok" if counts["ok"] else max(counts, key=lambda name: counts[name])
+    ok = [row for row in rows if row["status"] == "ok"]
+    cold = [row for row in ok if row["compile_cache"] != "warm"]
+    warm = [row for row in ok if row["compile_cache"] == "warm"]
+    energy, samples = (_aggregate(ok, name, fmean) for name in ("energy_j_per_step", "samples_per_step"))
+    return {
+        "comparison": rows[0]["comparison"],
+        "variant": rows[0]["variant"],
+        "case": rows[0]["case"],
+        "is_baseline": "1" if is_baseline else "0",
+        **{name: rows[0][name] for name in SETTINGS},
+        "replicates": str(replicates),
+        **{name: str(count) for name, count in counts.items()},
+        "status": status,
+        "reason": next(row["reason"] for row in rows if row["status"] == status),
+        "sample_unit": ok[0]["sample_unit"] if ok else "",
+        **{column: cell(_aggregate(ok, source, how)) for column, (_, source, how) in AGGREGATES.items()},
+        "energy_j_per_sample": cell(energy / samples) if energy is not None and samples else "",
+        **{column: cell(_aggregate(cold, source, median)) for column, (_, source) in COLD.items()},
+        "first_step_warm_s": cell(_aggregate(warm, "first_step_s", median)),
+    }
+
+
+def _aggregate(rows: Sequence[Row], column: str, how: Callable[[Numbers], float]) -> float | None:
+    values = [value for row in rows if (value := number(row[column])) is not None]
+    return how(values) if values else None
+
+
+def speedup_row(baseline: Sequence[Row], variant: Sequence[Row]) -> Row:
+    """The row of speedups.csv for a variant's runs against the baseline's."""
+    ratio = compare(timings(baseline), timings(variant))
+    return {
+        "comparison": variant[0]["comparison"],
+        "variant": variant[0]["variant"],
+        "case": variant[0]["case"],
+        "baseline": baseline[0]["variant"],
+        "speedup": cell(ratio.value),
+        "speedup_low": cell(ratio.low),
+        "speedup_high": cell(ratio.high),
+        "pairs": str(ratio.pairs),
+        "n_baseline": str(ratio.n_baseline),
+        "n_variant": str(ratio.n_variant),
+        "method": ratio.method,
+        "reason": ratio.reason,
+    }
+
+
+def kernel_rows(comparison: str, variant: str, runs: Sequence[tuple[Row, Sequence[Row]]]) -> list[Row]:
+    """The rows of the kernels table: `runs` holds a summary row and the rows of kernels.csv per ok replicate."""
+    profiled = [(summary, kernels) for summary, kernels in runs if kernels]
+    if not profiled:
+        return []
+    means = dict.fromkeys(KERNEL_KINDS, 0.0)
+    for _, kernels in profiled:
+        for kernel in kernels:
+            kind = kernel["kind"] if kernel["kind"] in means else "other"
+            means[kind] += float(kernel["ms_per_step"]) / len(profiled)
+    idle = _aggregate([summary for summary, _ in profiled], "idle_ms", fmean)
+    kinds: Mapping[str, float] = {**means, IDLE: idle or 0.0}
+    total = sum(kinds.values())
+    return [
+        {
+            "comparison": comparison,
+            "variant": variant,
+            "kind": kind,
+            "ms_per_step": cell(ms),
+            "share": cell(ms / total),
+            "replicates": str(len(profiled)),
+        }
+        for kind, ms in kinds.items()
+        if ms or (kind == IDLE and idle is not None)
+    ]

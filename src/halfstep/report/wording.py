@@ -1,0 +1,69 @@
+"""How numbers and names are written in captions and in the report: one place, so that both say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import floor, log10
+
+from halfstep.report.statistics import CONFIDENCE, Ratio
+
+EMPTY = "–"
+INTERVAL = f"{CONFIDENCE:.0%} interval".replace("%", " %")
+
+
+def digits(value: float | None, significant: int = 3) -> str:
+    """`value` with this many significant digits, thousands separated; a dash for None."""
+    if value is None:
+        return EMPTY
+    rounded = float(f"{value:.{significant}g}")
+    decimals = significant - 1 - floor(log10(abs(rounded))) if rounded else 0
+    return f"{rounded:,.{max(decimals, 0)}f}"
+
+
+def percent(share: float | None) -> str:
+    return EMPTY if share is None else f"{digits(share * 100, 2)} %"
+
+
+def ratio(value: Ratio) -> str:
+    """`1.25 [1.24, 1.26]`, with a fourth digit where three would hide the interval or its side of 1."""
+    if value.value is None:
+        return EMPTY
+    if value.low is None or value.high is None:
+        return digits(value.value)
+    close = digits(value.low) == digits(value.high) or "1.00" in (digits(value.low), digits(value.high))
+    middle, low, high = (digits(number, 4 if close else 3) for number in (value.value, value.low, value.high))
+    return f"{middle} [{low}, {high}]"
+
+
+def status(word: str) -> str:
+    return word.replace("_", " ")
+
+
+def join(parts: Iterable[str], last: str = "and") -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    items = list(parts)
+    return f" {last} ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
+
+
+def code(names: Iterable[str]) -> str:
+    return join(f"`{name}`" for name in names)
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`1–3, 5` of 1, 2, 3, 5."""
+    spans: list[list[int]] = []
+    for n in sorted(numbers):
+        if spans and n == spans[-1][-1] + 1:
+            spans[-1].append(n)
+        else:
+            spans.append([n])
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}" for span in spans)
+
+
+def singular(unit: str) -> str:
+    """`image` of `images`."""
+    return unit.removesuffix("s")

@@ -1,0 +1,369 @@
+"""The study: all of config.yaml as frozen models, and the runs that follow from it.
+
+This module is the one source of the keys, their defaults, their checks, the JSON Schema and the
+table of keys in the docs. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import random
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import ValidationError, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SMOKE_BATCH = 2
+SMOKE_REPLICATES = 2
+
+
+class StudyError(Exception):
+    """The study is not valid; the message holds one sentence per mistake."""
+
+
+def nearest(value: object, choices: Iterable[str]) -> str:
+    """The end of a sentence: the valid choices, and the one that `value` was probably meant to be."""
+    names = list(choices)
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"choose from {', '.join(names)}{hint}"
+
+
+class OneOf:
+    """A string out of a fixed set, checked with a sentence that names the choices."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+
+    def check(self, value: str) -> str:
+        if value not in self.names:
+            raise PydanticCustomError("choice", "is unknown: {hint}", {"hint": nearest(value, self.names)})
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": self.names}
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "should be a number")
+    return value
+
+
+def _name(value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise PydanticCustomError(
+            "name", "is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or digit"
+        )
+    return value
+
+
+class _Name:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(_name, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^{NAME.pattern}$"}
+
+
+Name = Annotated[str, _Name()]
+PositiveInt = Annotated[int, BeforeValidator(_no_bool), Field(gt=0)]
+PositiveFloat = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
+
+
+class Frozen(BaseModel):
+    """Immutable, and every key must be a known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise PydanticCustomError(
+                        "unknown_key", "{hint}", {"key": str(key), "hint": nearest(key, cls.model_fields)}
+                    )
+        return data
+
+
+class Window(Frozen):
+    """How long one run is timed at full scale. Fixed before the first timed step, never extended or cut."""
+
+    warmup_steps: PositiveInt = Field(8, description="steps before the window, among them the first (compiling) one")
+    min_steps: PositiveInt = Field(20, description="timed steps at least")
+    min_seconds: PositiveFloat = Field(10.0, description="seconds of timed steps at least, from the warm-up's step time")
+
+
+SMOKE_WINDOW = Window(warmup_steps=2, min_steps=5, min_seconds=0.001)
+
+
+class Settings(Frozen):
+    """What a variant can say. Every key left out takes the study's `defaults`, then the default here."""
+
+    precision: Annotated[str, OneOf(PRECISIONS)] = Field("fp32", description="precision recipe")
+    compile: Annotated[str, OneOf(COMPILES)] = Field(
+        "none",
+        description="what torch.compile sees: nothing, each block, the whole model, or (`graphs`) each block "
+        "with the whole training step captured in one CUDA graph",
+    )
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = Field("adam_fused", description="optimizer implementation")
+    norm: Annotated[str, OneOf(NORMS)] = Field("layernorm", description="normalisation layer of the model")
+    batch: PositiveInt = Field(16, description=f"images or sequences per step (at smoke scale always {SMOKE_BATCH})")
+    data: Literal["resident", "dataloader"] = Field(
+        "resident",
+        description="`resident`: random batches that lie on the device, rotated; `dataloader`: random samples through "
+        "a DataLoader with one worker per core and pinned memory, its wait and the copy inside the step",
+    )
+    memory_cap_gib: PositiveFloat | None = Field(
+        None, description="let torch's allocator have no more than this, to act as a smaller card (GiB)"
+    )
+
+
+class Variant(Settings):
+    """One point to measure."""
+
+
+class Comparison(Frozen):
+    """Variants of one workload, compared with one of them."""
+
+    workload: Annotated[str, OneOf(WORKLOADS)] = Field(description="what is trained")
+    baseline: str = Field(description="the variant that the others are compared with")
+    title: str | None = Field(None, description="heading in the report; the comparison's name if left out")
+    replicates: PositiveInt | None = Field(None, description="processes per variant; the study's if left out")
+    variants: dict[Name, Variant] = Field(min_length=1, description="name: settings of each variant")
+
+    @model_validator(mode="after")
+    def _baseline_exists(self) -> Self:
+        if self.baseline not in self.variants:
+            raise PydanticCustomError(
+                "baseline",
+                "names the baseline {baseline}, which is not one of its variants: {hint}",
+                {"baseline": repr(self.baseline), "hint": nearest(self.baseline, self.variants)},
+            )
+        return self
+
+
+class Study(Frozen):
+    """All of config.yaml."""
+
+    title: str = Field("halfstep", description="heading of the report")
+    device: Annotated[str, _Name()] = Field(
+        "auto", description="`auto`, `cpu`, or a GPU's short name such as `h200`; a node without a GPU is told here"
+    )
+    scale: Literal["auto", "full", "smoke"] = Field(
+        "auto", description="`full`: the sizes as written; `smoke`: tiny models, minutes on a CPU; `auto`: full on a GPU"
+    )
+    replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale always {SMOKE_REPLICATES})")
+    seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+        0, description="seed of weights and data; replicate n uses seed + n"
+    )
+    timeout_s: PositiveInt = Field(900, description="a run that takes longer is ended and recorded as `timeout`")
+    window: Window = Field(Window(), description="how long a run is timed")
+    defaults: dict[str, Any] = Field({}, description="settings for every variant that does not set them itself")
+    comparisons: dict[Name, Comparison] = Field(min_length=1, description="name: comparison")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_defaults(cls, data: Any) -> Any:
+        """Write the defaults into the variants, so that moving a value into `defaults` changes no run."""
+        defaults = data.get("defaults") if isinstance(data, Mapping) else None
+        if not isinstance(defaults, Mapping) or not isinstance(data.get("comparisons"), Mapping):
+            return data
+        Settings.model_validate(defaults)
+
+        def filled(comparison: Any) -> Any:
+            if not isinstance(comparison, Mapping) or not isinstance(comparison.get("variants"), Mapping):
+                return comparison
+            variants = {
+                name: {**defaults, **variant} if isinstance(variant, Mapping) else variant
+                for name, variant in comparison["variants"].items()
+            }
+            return {**comparison, "variants": variants}
+
+        return {**data, "comparisons": {name: filled(c) for name, c in data["comparisons"].items()}}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where results belong: the device, the scale, and whether they were made in the image."""
+
+    device: str
+    scale: str
+    image: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.device + "-smoke" * (self.scale == "smoke") + "-image" * self.image
+
+    @classmethod
+    def parse(cls, name: str) -> Scope:
+        image = name.endswith("-image")
+        rest = name.removesuffix("-image")
+        return cls(rest.removesuffix("-smoke"), "smoke" if rest.endswith("-smoke") else "full", image)
+
+
+class Run(Frozen):
+    """One comparison x variant x replicate with everything resolved: all that the measuring process is told.
+
+    It names neither its comparison nor the baseline: changing those measures nothing again.
+    """
+
+    workload: str
+    precision: str
+    compile: str
+    optimizer: str
+    norm: str
+    batch: PositiveInt
+    data: Literal["resident", "dataloader"]
+    memory_cap_gib: PositiveFloat | None
+    device: str
+    scale: Literal["full", "smoke"]
+    replicate: PositiveInt
+    seed: int
+    window: Window
+    timeout_s: PositiveInt
+    modules: dict[str, str]
+
+    def canonical(self) -> str:
+        return canonical_json(self.model_dump())
+
+    def hash(self) -> str:
+        return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
+
+
+def canonical_json(value: Any) -> str:
+    """JSON text that is the same for the same content."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+RunKey = tuple[str, str, int]
+
+
+def run_keys(study: Study, scope: Scope) -> list[RunKey]:
+    """(comparison, variant, replicate) in measuring order: by comparison, then replicate, then a seeded shuffle.
+
+    A baseline and its variants so meet on the same GPU close in time, in an order that favours none.
+    """
+    keys = []
+    for name, comparison in study.comparisons.items():
+        replicates = SMOKE_REPLICATES if scope.scale == "smoke" else comparison.replicates or study.replicates
+        for replicate in range(1, replicates + 1):
+            variants = sorted(comparison.variants)
+            shuffled = random.Random(f"{study.seed}/{name}/{replicate}").sample(variants, len(variants))
+            keys += [(name, variant, replicate) for variant in shuffled]
+    return keys
+
+
+def resolve(study: Study, scope: Scope, key: RunKey) -> Run:
+    """The run of one key, with its recipes looked up."""
+    comparison = study.comparisons[key[0]]
+    settings = comparison.variants[key[1]].model_dump()
+    smoke = scope.scale == "smoke"
+    if smoke:
+        settings["batch"] = SMOKE_BATCH
+    modules = {
+        "workload": WORKLOADS[comparison.workload],
+        "precision": PRECISIONS[settings["precision"]],
+        "compile": COMPILES[settings["compile"]],
+        "optimizer": OPTIMIZERS[settings["optimizer"]],
+        "norm": NORMS[settings["norm"]],
+    }
+    return Run(
+        **settings,
+        workload=comparison.workload,
+        device=scope.device,
+        scale=cast(Literal["full", "smoke"], scope.scale),
+        replicate=key[2],
+        seed=study.seed + key[2],
+        window=SMOKE_WINDOW if smoke else study.window,
+        timeout_s=study.timeout_s,
+        modules=modules,
+    )
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader that refuses a key written twice, where YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key != "<<" and key in seen:
+                raise StudyError(f"the key {key!r} is there twice (line {key_node.start_mark.line + 1})")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        StudyError: no such file, not YAML, a key written twice, or not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise StudyError(f"{path}: cannot be read: {reason}.") from error
+    try:
+        loaded = yaml.load(text, _UniqueKeyLoader)  # noqa: S506 - a subclass of the safe loader
+    except StudyError as error:
+        raise StudyError(f"{path}: {error}.") from error
+    except yaml.YAMLError as error:
+        raise StudyError(f"{path}: is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(loaded, dict):
+        raise StudyError(f"{path}: should hold keys such as 'comparisons:', and holds {type(loaded).__name__}.")
+    return loaded
+
+
+def validate(config: Mapping[str, Any], source: str = "config.yaml") -> Study:
+    """The study that `config` describes.
+
+    Raises:
+        StudyError: with one sentence per mistake, each naming the file, the key, the value and what would be right.
+    """
+    try:
+        return Study.model_validate(config)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise StudyError("\n".join(_sentence(source, dict(problem)) for problem in problems)) from error
+
+
+def _sentence(source: str, problem: dict[str, Any]) -> str:
+    path = [str(part) for part in problem["loc"] if part != "[key]"]
+    context = problem.get("ctx") or {}
+    if problem["type"] == "unknown_key":
+        return f"{source}: the key {'.'.join([*path, context['key']])} is unknown: {context['hint']}."
+    key = ".".join(path) or "the file"
+    message = problem["msg"]
+    if problem["type"] == "missing":
+        return f"{source}: the key {key} is missing."
+    if problem["type"] == "baseline":
+        return f"{source}: {key} {message}."
+    if problem["type"] == "too_short":
+        return f"{source}: {key} is empty: it needs at least one entry."
+    if problem["type"] == "literal_error" and problem["input"] is not None:
+        choices = re.findall(r"'([^']+)'", context["expected"])
+        message = f"is unknown: {nearest(problem['input'], choices)}"
+    if problem["type"] == "choice":
+        return f"{source}: {key} = {problem['input']!r} {message}."
+    value = problem["input"]
+    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    verb = "" if message.startswith("is ") else "is not valid: "
+    return f"{source}: {key} = {shown} {verb}{message[0].lower()}{message[1:]}."

@@ -1,0 +1,142 @@
+"""`halfstep doctor`: which machine this is, and what it can do, each capability proved by executing it.
+
+No torch here: it is asked in child processes, which may crash or hang without taking the doctor along.
+The result names no user, no host and no folder of theirs, and is the same on the same machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from halfstep.system.absence import why_no_cuda, why_no_gpu
+from halfstep.system.capabilities import CAPABILITIES
+from halfstep.system.children import outcome, run_probe
+from halfstep.system.environment import cpu_model
+from halfstep.system.gpu import Gpu, GpuError, visible_gpu
+from halfstep.system.probes import SETUP, TIME_LIMIT_S
+
+NEED_CUDA = ("tf32", "fp8_matmul", "cuda_graphs")
+
+
+def examine() -> dict[str, Any]:
+    """{"machine": {...}, "capabilities": [{name, status, detail, remedy}, ...]}; what is not known is None.
+
+    `status` is available, missing (something that it needs is not there) or broken (all is there, and it fails).
+    `remedy` says what to do, and is None for what is available.
+    """
+    gpu, no_gpu = _gpu_or_reason()
+    facts, no_torch = _torch_or_reason()
+    no_cuda = no_gpu
+    if "gpu" in facts:
+        no_cuda = None  # also where NVML does not answer
+    elif no_cuda is None:
+        no_cuda = why_no_cuda(gpu, facts, SETUP)
+
+    known: dict[str, dict[str, Any]] = {}
+    for name in CAPABILITIES:
+        if name == "nvml":
+            if no_gpu is not None:
+                known[name] = outcome("missing", f"no GPU is visible: {no_gpu[0]}", no_gpu[1])
+        elif no_torch is not None:
+            known[name] = no_torch
+        elif name in NEED_CUDA and no_cuda is not None:
+            known[name] = outcome("missing", f"no CUDA GPU is visible: {no_cuda[0]}", no_cuda[1])
+
+    # the one that compiles takes longest, so it goes first
+    wanted = sorted((name for name in CAPABILITIES if name not in known), key=lambda name: name != "torch_compile")
+    with ThreadPoolExecutor(min(4, _cores())) as pool:  # nothing is timed, so they may run side by side
+        known |= zip(wanted, pool.map(prove, wanted), strict=True)
+    return {"machine": _machine(gpu, facts), "capabilities": [{"name": name, **known[name]} for name in CAPABILITIES]}
+
+
+def prove(name: str) -> dict[str, Any]:
+    """{status, detail, remedy} of one probe, run in a child process."""
+    found = run_probe([sys.executable, "-m", "halfstep.system.probes", name], TIME_LIMIT_S)
+    if found["status"] != "available" and found["remedy"] is None:
+        found["remedy"] = f"see the whole error with `python -m halfstep.system.probes {name}`, and {SETUP}"
+    return found
+
+
+def print_table(result: Mapping[str, Any]) -> None:
+    """Print what `examine` returned: a table on a terminal, aligned plain text elsewhere."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    machine = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for key, value in result["machine"].items():
+        machine.add_row(Text(key, style="bold"), Text("-" if value is None else str(value)))
+    console.print(machine)
+    console.print()
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, padding=(0, 2, 0, 0))
+    for heading in ("capability", "status", "how it was proved, or why not", "what to do"):
+        table.add_column(heading, no_wrap=heading in ("capability", "status"))
+    styles = {"available": "green", "missing": "yellow", "broken": "red"}
+    for row in result["capabilities"]:
+        # Text, since a message may hold what rich would take for its markup
+        status = Text(row["status"], style=styles[row["status"]])
+        table.add_row(Text(row["name"]), status, Text(row["detail"]), Text(row["remedy"] or ""))
+    console.print(table)
+
+
+def container() -> str:
+    """`apptainer`, `docker`, `podman`, or `host`."""
+    if os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER"):
+        return "apptainer"
+    if Path("/.dockerenv").exists():
+        return "docker"
+    return "podman" if Path("/run/.containerenv").exists() else "host"
+
+
+def _gpu_or_reason() -> tuple[Gpu | None, tuple[str, str] | None]:
+    try:
+        gpu = visible_gpu()
+    except GpuError as error:
+        return None, (str(error).rstrip("."), "name a GPU that `nvidia-smi -L` lists")
+    return gpu, why_no_gpu() if gpu is None else None
+
+
+def _torch_or_reason() -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What torch says of itself, or the outcome of every capability that needs it."""
+    if importlib.util.find_spec("torch") is None:
+        return {}, outcome("missing", "PyTorch is not installed", SETUP)
+    found = prove("facts")
+    if found["status"] != "available":
+        return {}, {**found, "detail": f"PyTorch does not load: {found['detail']}"}
+    return found["detail"], None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _machine(gpu: Gpu | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """NVML knows the GPU best; what torch says stands in where NVML does not answer."""
+    capability = facts.get("compute_capability") if gpu is None else gpu.compute_capability
+    memory = facts.get("memory_gib") if gpu is None else gpu.memory_total_gib
+    return {
+        "gpu": facts.get("gpu") if gpu is None else gpu.name,
+        "device": None if gpu is None else gpu.slug,
+        "compute_capability": None if capability is None else ".".join(map(str, capability)),
+        "memory_gib": None if memory is None else round(memory, 1),
+        "power_limit_w": None if gpu is None else gpu.power_limit_w,
+        "power_limit_default_w": None if gpu is None else gpu.power_limit_default_w,
+        "driver": None if gpu is None else gpu.driver,
+        "driver_cuda": None if gpu is None else gpu.cuda_driver,
+        "cuda": facts.get("cuda"),
+        "cudnn": facts.get("cudnn"),
+        "torch": facts.get("torch"),
+        "python": platform.python_version(),
+        "container": container(),
+        "cpu": cpu_model(),
+        "cores": _cores(),
+    }
