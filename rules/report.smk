@@ -36,3 +36,24 @@ rule write_report:
         code=fingerprint(["halfstep.report.markdown"]),
     shell:
         "PYTHONPATH=src python3 -m halfstep report {OUT} --text-only"
+
+
+def link_latest():
+    """Let results/latest point to this scope, whatever was made or not."""
+    link = Path("results/latest")
+    if Path(OUT).is_dir():
+        link.unlink(missing_ok=True)
+        link.symlink_to(SCOPE.name)
+
+
+onsuccess:
+    link_latest()
+    print(f"report: {OUT}/report.md")
+
+
+# Report what there is, and list as missing the runs whose job never came back.
+onerror:
+    link_latest()
+    shell(
+        "PYTHONPATH=src python3 -m halfstep report {OUT} --study {STUDY_JSON:q}"
+    )

@@ -125,7 +125,7 @@ def schema() -> None:
 
 @app.command()
 def runs(
-    folder: ScopeFolder,
+    folder: ScopeFolder = Path("results/latest"),
     status: Annotated[str, typer.Option(help="only runs of this status, e.g. unsupported, stale")] = "",
     comparison: Annotated[str, typer.Option(help="only runs of this comparison")] = "",
 ) -> None:
@@ -134,6 +134,8 @@ def runs(
 
     if status and status not in TABLE_STATUSES:
         raise fail(f"the status {status!r} is unknown: {studies.nearest(status, TABLE_STATUSES)}")
+    if folder.is_symlink():  # Snakemake knows the records by the scope's own folder
+        folder = folder.parent / folder.readlink()
     try:
         rows = read_csv(folder / "tables" / "runs.csv", SUMMARY_COLUMNS)
     except RecordError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,12 +213,15 @@ def make_scope(
 
 
 @pytest.fixture
+def scopes() -> SimpleNamespace:
+    """The generator's functions and data."""
+    return SimpleNamespace(
+        make=make_scope, write_run=write_fixture_run, config=CONFIG, behaviour=BEHAVIOUR, environment=H200, vit=VIT
+    )
+
+
+@pytest.fixture
 def h200(tmp_path: Path) -> Path:
     """A collected scope on an H200: two comparisons, one variant out of memory, one unsupported."""
     make_scope(tmp_path / "h200")
     return tmp_path / "h200"
-
-
-@pytest.fixture
-def scope_maker() -> Callable[..., Study]:
-    return make_scope

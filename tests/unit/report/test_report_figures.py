@@ -1,0 +1,100 @@
+"""Figures: the right ones, in three formats, embedded fonts, and captions that say what their data say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from halfstep.report.collect import collect
+from halfstep.report.figures import efficient, plot, window_steps
+from halfstep.report.results import load
+from halfstep.report.style import wrap
+from halfstep.study import validate
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def captions(scope_dir: Path) -> dict:
+    return json.loads((scope_dir / "figures" / "captions.json").read_text())
+
+
+def test_four_figures_per_comparison_in_three_formats(h200):
+    plot(h200)
+    names = {f"{name}-{kind}" for name in ("vit-b128", "lm") for kind in ("speedup", "spread", "memory", "kernels")}
+    files = {path.name for path in (h200 / "figures").iterdir()}
+    assert files == {f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf", "png")} | {"captions.json"}
+    for name in names:
+        assert ElementTree.parse(h200 / "figures" / f"{name}.svg").getroot().tag == f"{SVG}svg"
+        pdf = (h200 / "figures" / f"{name}.pdf").read_bytes()
+        assert b"/FontFile2" in pdf  # an embedded TrueType font
+        assert b"/CreationDate" not in pdf
+
+
+def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200):
+    plot(h200)
+    found = captions(h200)["vit-b128"]
+    speedup = load(h200).comparisons[0]["bf16-weights"].speedup
+    text = found["speedup"]["caption"]
+    assert text.startswith(f"`bf16-weights` has the highest speed-up over `eager`: {speedup.value:.2f} [")
+    assert "3 paired replicates" in text
+    assert "NVIDIA H200" in text
+    assert "`fp32` (out of memory)" in text
+    assert "pointwise time changes most: 136 to 77.0 ms per step" in found["kernels"]["caption"]
+    assert "`bf16-weights` is both fastest and smallest" in found["memory"]["caption"]
+
+
+def test_without_data_there_is_a_sentence_instead_of_a_figure(tmp_path, scopes):
+    config = {
+        "comparisons": {
+            "cpu": {"workload": "vit_huge", "baseline": "eager", "variants": {"eager": {}, "blocks": {}}},
+            "one": {"workload": "vit_huge", "baseline": "eager", "variants": {"eager": {}}},
+            "none": {"workload": "lm", "baseline": "lm-fp16", "variants": {"lm-fp16": {}, "gone": {}}},
+            "no-baseline": {"workload": "lm", "baseline": "lm-fp16", "variants": {"lm-fp16": {}, "eager": {}}},
+        }
+    }
+    behaviour = {**scopes.behaviour, "eager": {**scopes.vit, "ms": 60.0}, "blocks": {**scopes.vit, "ms": 50.0}}
+    scopes.make(tmp_path / "cpu-smoke", config, behaviour)
+    plot(tmp_path / "cpu-smoke")
+    found = captions(tmp_path / "cpu-smoke")
+    drawn = {(name, kind) for name, figures in found.items() for kind, it in figures.items() if it["file"]}
+    assert drawn == {("cpu", "speedup"), ("cpu", "spread"), ("one", "spread"), ("no-baseline", "spread")}
+    assert found["none"]["spread"]["caption"] == "No variant was measured."
+    assert "no baseline was measured" in found["no-baseline"]["speedup"]["caption"]
+    assert "taken on a GPU only" in found["cpu"]["kernels"]["caption"]
+
+
+def test_figures_of_a_comparison_that_is_gone_are_removed(h200, scopes):
+    plot(h200)
+    config = {**scopes.config, "comparisons": {"lm": scopes.config["comparisons"]["lm"]}}
+    collect(h200, validate(config))
+    plot(h200)
+    assert {path.name.split("-")[0] for path in (h200 / "figures").iterdir()} == {"lm", "captions.json"}
+
+
+def test_skipped_and_warm_up_steps_are_not_drawn(h200):
+    folder = h200 / "runs" / "vit-b128" / "eager" / "rep1"
+    lines = (folder / "steps.csv").read_text().splitlines()
+    last = lines[-1].split(",")
+    (folder / "steps.csv").write_text("\n".join([*lines, ",".join([*last[:-1], "1"]), ""]))
+    results = load(h200)
+    timed = sum(",window," in line for line in lines)
+    assert len(window_steps(results, results.comparisons[0])["eager"][1]) == timed
+
+
+def test_efficient_variants_are_those_that_no_other_beats_in_both(h200):
+    assert efficient(load(h200).comparisons[0]) == ["bf16-weights"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("bf16", "bf16"),
+        ("torchao_rowwise_with_gw_hp", "torchao_rowwise_\nwith_gw_hp"),
+        ("a" * 45, "\n".join(["a" * 20, "a" * 20, "a" * 5])),
+    ],
+)
+def test_long_names_are_wrapped_and_lose_nothing(name, lines):
+    assert wrap(name) == lines

@@ -1,0 +1,193 @@
+"""report.md: what it says first, what it lists, that nothing breaks it, and that it is the same each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from halfstep.report.collect import collect
+from halfstep.report.figures import plot
+from halfstep.report.markdown import prose, write_report
+from halfstep.study import validate
+
+HOSTILE = (
+    "boom | `rm` <script>alert(1)</script> **b**\n\n# head\n| a | b |\n![x](http://x) [y](z) $x$ \\| ``x ~~y~~ &lt;"
+)
+
+
+def report(scope_dir: Path) -> str:
+    plot(scope_dir)
+    write_report(scope_dir)
+    return (scope_dir / "report.md").read_text()
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of each table, as a Markdown renderer sees them."""
+    found: list[list[list[str]]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type == "inline" and token.level >= 4 and found:
+            found[-1][-1].append(token.content)
+    return found
+
+
+def test_the_first_line_says_what_run_it_was(h200):
+    assert report(h200).splitlines()[0] == "**Full study on one NVIDIA H200, 3 replicates per variant, on the host.**"
+
+
+def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes):
+    behaviour = {
+        "eager": {**scopes.vit, "ms": 60.0, "noise": 0.05},
+        "blocks": {**scopes.vit, "ms": 59.0, "noise": 0.05},
+    }
+    scopes.make(tmp_path / "cpu-smoke", scopes.config, behaviour)
+    text = report(tmp_path / "cpu-smoke")
+    assert text.startswith("**Smoke run on a CPU (AMD EPYC 9B14): tiny models, 2 replicates; these figures test the")
+    assert "nothing clears the noise" in text
+
+
+def test_answers_come_first(h200):
+    text = report(h200)
+    answer = text[text.index("## What to use") : text.index("## ViT-Huge, batch 128")]
+    assert "use `bf16-weights`: 1.33" in answer
+    assert "use `lm-graphs`: 9.0" in answer
+    assert "Loss parity not yet checked" in answer
+
+
+def test_a_tie_is_called_one(tmp_path, scopes):
+    behaviour = {name: {**scopes.behaviour[name], "noise": 0.006} for name in ("eager", "blocks", "whole")}
+    scopes.make(tmp_path / "h200", scopes.config, behaviour)
+    text = report(tmp_path / "h200")
+    assert "measured fastest" in text
+    assert "but cannot be told apart from `" in text
+    assert "use `" not in text
+
+
+def test_what_did_not_run_is_listed_with_its_reason_and_what_to_do(h200, scopes):
+    shutil.rmtree(h200 / "runs" / "lm" / "lm-bf16" / "rep3")
+    shutil.copytree(
+        h200 / "runs" / "lm" / "lm-graphs" / "rep1", h200 / "runs" / "lm" / "lm-bf16" / "rep2", dirs_exist_ok=True
+    )
+    collect(h200, validate(scopes.config))
+    text = report(h200)
+    section = text[text.index("## What did not run, and why") : text.index("## Environment")]
+    headings = [line for line in section.splitlines() if line.startswith("### ")]
+    assert headings == [
+        "### Missing: 1 run",
+        "### Stale: 1 run",
+        "### Out of memory: 3 runs",
+        "### Unsupported: 3 runs",
+    ]
+    assert "| `lm` | `lm-bf16` | 3 | no record" in section
+    assert "| `lm` | `lm-bf16` | 2 | the record is of another run: lm/lm-graphs/1 |" in section
+    assert "| `vit-b128` | `fp32` | 1–3 | OutOfMemoryError: CUDA out of memory." in section
+    assert "`make remeasure STATUS=out_of_memory`" in section
+    assert "| apex | missing | no module | see docs/apex.md |" in section
+
+
+def test_a_hostile_reason_breaks_nothing(tmp_path, scopes):
+    config = json.loads(json.dumps(scopes.config))
+    config["title"] = HOSTILE
+    config["comparisons"]["lm"]["title"] = HOSTILE
+    config["comparisons"]["lm"]["variants"]["lm-bf16"] = config["comparisons"]["lm"]["variants"].pop("lm-fp16")
+    worst = "a__b--c.._" + "x" * 80
+    config["comparisons"]["lm"]["variants"][worst] = {"precision": "bf16"}
+    behaviour = {
+        **scopes.behaviour,
+        "lm-bf16": {"status": "failed", "reason": HOSTILE},
+        worst: scopes.behaviour["lm-bf16"],
+    }
+    scopes.make(tmp_path / "h200", config, behaviour)
+    (tmp_path / "h200" / "system" / "doctor.json").write_text(
+        json.dumps({"capabilities": [{"name": HOSTILE, "status": "x|y", "detail": HOSTILE, "remedy": HOSTILE}]})
+    )
+    text = report(tmp_path / "h200")
+    for table in tables(text):
+        assert {len(row) for row in table} == {len(table[0])}
+    assert any(row[1] == f"`{worst}`" or row[0] == f"`{worst}`" for table in tables(text) for row in table)
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<script" not in html
+    assert "http://x" not in html.replace("(http://x)", "")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert html.count("<h1>") == 1
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "``a``", "`a` b ` c", "\\`a`", "`a|b`", "a\x00\x1b[31mb", "[x]: y", "- a"])
+def test_prose_shows_any_text_as_one_line(text):
+    shown = MarkdownIt("commonmark").enable("table").render(f"| x {prose(text)} |\n| --- |\n| {prose(text)} |\n")
+    assert shown.count("<td>") == shown.count("<th>") == 1
+    for tag in ("<script", "<strong", "<em", "<a ", "<img", "<h1"):
+        assert tag not in shown
+
+
+def test_the_environment_is_in_it_and_two_of_them_are_both_in_it(h200, scopes):
+    text = report(h200)
+    assert "| torch | 2.11.0+cu130 |" in text
+    study = validate(scopes.config)
+    other = {"environment": {**scopes.environment, "torch": "2.12.0"}, "environment_hash": "e2"}
+    for replicate in (1, 2, 3):
+        scopes.write_run(h200, study, ("vit-b128", "whole", replicate), scopes.behaviour["whole"], **other)
+    collect(h200, study)
+    text = report(h200)
+    assert "| torch | 2.11.0+cu130 | 2.12.0 |" in text
+    assert "`whole`: measured in another environment than the baseline: no ratio across two." in text
+
+
+def test_a_bare_record_gives_dashes(h200, scopes):
+    """Keys that another version of the supervisor does not write are no reason to fail."""
+    for path in h200.glob("runs/*/*/*/record.json"):
+        record = json.loads(path.read_text())
+        for key in ("environment", "environment_hash", "gpu", "threads", "image", "started", "ended", "sitting"):
+            record.pop(key)
+        path.write_text(json.dumps(record))
+    assert "a device without a name" in report(h200)
+
+
+def test_nothing_measured_at_all_is_still_a_report(tmp_path, scopes):
+    scopes.make(tmp_path / "h200", scopes.config, {})
+    text = report(tmp_path / "h200")
+    assert text.startswith("**No run of this study has left a usable record for h200")
+    assert "### Missing: 27 runs" in text
+
+
+REBUILD = """
+import json, sys
+from pathlib import Path
+from halfstep.report import collect, figures, markdown
+from halfstep.study import validate
+scope = Path(sys.argv[1])
+collect.collect(scope, validate(json.loads((scope / "study.json").read_text())))
+figures.plot(scope)
+markdown.write_report(scope)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "triton", "timm")))
+"""
+
+
+def test_rebuilding_elsewhere_gives_the_same_bytes_without_torch(h200, tmp_path):
+    """From the raw files and study.json alone, in another process, folder, time zone, locale and hash seed."""
+    report(h200)
+    other = tmp_path / "elsewhere" / "h200"
+    for name in ("runs", "system"):
+        shutil.copytree(h200 / name, other / name)
+    shutil.copy(h200 / "study.json", other)
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", REBUILD, str(other)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+    before, after = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (h200, other)
+    )
+    assert before.keys() == after.keys()
+    assert [str(path) for path in before if before[path] != after[path]] == []
