@@ -17,7 +17,10 @@ from halfstep.study import Run, Scope, Study, StudyError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 ScopeFolder = Annotated[Path, typer.Argument(help="the scope's folder, e.g. results/h200", metavar="RESULTS")]
-StudyJson = Annotated[str | None, typer.Option("--study", help="the study as JSON; else RESULTS/study.json")]
+StudyJson = Annotated[
+    str | None,
+    typer.Option("--study", help="judge the runs by this study (JSON) and the present code; else by RESULTS/study.json"),
+]
 
 
 def fail(message: str) -> typer.Exit:
@@ -74,8 +77,10 @@ def collect(folder: ScopeFolder, study: StudyJson = None) -> None:
 
     the_study = load_study(folder, study)
     scope = Scope.parse(folder.name)
-    keys = studies.run_keys(the_study, scope)
-    codes = {key: run_fingerprint(studies.resolve(the_study, scope, key).modules.values()) for key in keys}
+    codes = None
+    if study is not None:
+        keys = studies.run_keys(the_study, scope)
+        codes = {key: run_fingerprint(studies.resolve(the_study, scope, key).modules.values()) for key in keys}
     collect_runs(folder, the_study, codes)
 
 

@@ -1,4 +1,4 @@
-"""Where the GPU's time goes in a step: kernels by kind, from profiled steps outside the timed window."""
+"""Where the GPU's time goes in a step: its kernels, from profiled steps outside the timed window."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from halfstep.measure.kernel_kinds import kind_of
-
 STEPS = 2
 GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 
@@ -22,7 +20,7 @@ def profile_kernels(step: Callable[[], Any]) -> tuple[list[dict[str, Any]], floa
     """Profile a few steps on a GPU.
 
     Returns:
-        Rows of kernels.csv (per step, longest first), and the union of the kernels' intervals per step in ms:
+        Rows of kernels.csv but for the kind (per step, longest first), and the union of the kernels' intervals per step in ms:
         kernels that overlap count once, so it is the time in which the GPU did anything.
     """
     step()
@@ -40,7 +38,7 @@ def profile_kernels(step: Callable[[], Any]) -> tuple[list[dict[str, Any]], floa
 
 
 def tabulate(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of kernels.csv from the trace's events, whose `dur` is in microseconds."""
+    """Rows of kernels.csv, but for the kind, from the trace's events, whose `dur` is in microseconds."""
     calls: Counter[str] = Counter()
     microseconds: Counter[str] = Counter()
     for event in kernels:
@@ -48,7 +46,6 @@ def tabulate(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
         microseconds[event["name"]] += event["dur"]
     return [
         {
-            "kind": kind_of(name),
             "kernel": name,
             "calls_per_step": calls[name] / STEPS,
             "ms_per_step": total / STEPS / 1e3,

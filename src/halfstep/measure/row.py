@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from halfstep.kernel_kinds import kind_of
 from halfstep.measure.supervisor import Outcome
 from halfstep.records import write_run, write_text
 from halfstep.study import Run
@@ -65,7 +66,8 @@ def write(
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_text(out / "log.txt", outcome.log)
-    write_run(out, record, [summary], outcome.result.get("steps", []), outcome.result.get("kernels", []))
+    kernels = [{"kind": kind_of(row["kernel"]), **row} for row in outcome.result.get("kernels", [])]
+    write_run(out, record, [summary], outcome.result.get("steps", []), kernels)
 
 
 def results(outcome: Outcome, gpu: Gpu | None) -> dict[str, Any]:

@@ -93,6 +93,9 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
         "CUDA_VISIBLE_DEVICES": gpu.uuid if gpu and run.device != "cpu" else "",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
+        # on a CPU Inductor would prove each vector extension in a Python process of its own, at every start; this
+        # says that the compiler can build for what /proc/cpuinfo lists
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
 
 

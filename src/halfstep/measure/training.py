@@ -199,7 +199,7 @@ def measure(run: dict[str, Any], emit: Emit) -> Result:
     compiled = compiler_counters() if compilation.compiles else None
 
     emit("phase", phase="window")
-    if device.type == "cuda":
+    if device.type == "cuda" and not compilation.captured:
         torch.cuda.reset_peak_memory_stats(device)
     synchronize(device)
     emit("window_start")
@@ -255,6 +255,8 @@ def capture_step(loop: Loop, device: torch.device) -> float:
         for _ in range(3):
             loop.step(*next(loop.batches))
     torch.cuda.current_stream(device).wait_stream(side)
+    # a replay takes its memory from what the capture set aside, unseen by the counters of the window
+    torch.cuda.reset_peak_memory_stats(device)
     loop.step = capture(loop.step, *next(loop.batches))
     torch.cuda.synchronize(device)
     return time.monotonic() - started

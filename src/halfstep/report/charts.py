@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil
 
@@ -94,10 +95,23 @@ def speedup(comparison: ComparisonResult) -> Figure:
     for text, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
         if not variant.speedup or variant.speedup.value is None:
             text.set(color=GREY, style="italic")
-    axis.margins(x=0.08)
+    low, high = _ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
+    margin = 0.08 * (high - low) or 0.1
+    axis.set_xlim(low - margin, high + margin)
     named = comparison.baseline if len(comparison.baseline) <= LABEL_CHARACTERS else "the baseline"
     axis.set_xlabel(f"speed-up over {named}")
     return figure
+
+
+def _ratio_limits(ratios: Sequence[Ratio]) -> tuple[float, float]:
+    """From the lowest to the highest end, but no farther than 2.5 times the highest ratio.
+
+    An interval that says nothing so leaves the axis instead of squeezing all others; its ends stand at the right.
+    """
+    values = [1.0, *(ratio.value for ratio in ratios if ratio.value is not None)]
+    lows = [ratio.low for ratio in ratios if ratio.low is not None]
+    highs = [ratio.high for ratio in ratios if ratio.high is not None]
+    return min(values + lows), min(max(values + highs), 2.5 * max(values))
 
 
 def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
@@ -117,24 +131,25 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
     data = pd.concat(frames, ignore_index=True)
     figure, (left, right) = _rows(comparison, FULL_IN, 2, 0.6)
     shades = sns.light_palette(PALETTE[0], n_colors=data["replicate"].nunique() + 1)[1:]
+    boxes = {
+        "y": "row",
+        "hue": "replicate",
+        "palette": shades,
+        "orient": "h",
+        "native_scale": True,
+        "whis": (5, 95),
+        "width": 0.75,
+        "gap": 0.15,
+        "linewidth": 0.6,
+        "linecolor": DARK,
+        "flierprops": {"marker": ".", "markersize": 2, "markerfacecolor": DARK, "markeredgewidth": 0},
+        "legend": False,
+    }
     for axis, column in ((left, "time"), (right, "deviation")):
-        sns.boxplot(
-            data,
-            x=column,
-            y="row",
-            hue="replicate",
-            palette=shades,
-            orient="h",
-            native_scale=True,
-            whis=(5, 95),
-            width=0.75,
-            gap=0.15,
-            linewidth=0.6,
-            linecolor=DARK,
-            flierprops={"marker": ".", "markersize": 2, "markerfacecolor": DARK, "markeredgewidth": 0},
-            legend=False,
-            ax=axis,
-        )
+        with warnings.catch_warnings():
+            # seaborn 0.13.2 hands matplotlib 3.11 an argument that it deprecates
+            warnings.filterwarnings("ignore", "vert: bool was deprecated", DeprecationWarning)
+            sns.boxplot(data, x=column, **boxes, ax=axis)
         axis.set_ylabel("")
         axis.set_ylim(len(position) - 0.5, -0.5)
     left.set_xlabel(f"step time ({unit})")

@@ -98,12 +98,10 @@ class Results:
 
     @property
     def machine(self) -> str:
-        """The devices of all records in words."""
-        names = dict.fromkeys(
-            str(environment.get("gpu") or environment.get("cpu") or "a device without a name")
-            for environment in (record.get("environment") or {} for record in self.records)
-        )
-        return " and ".join(names) or "no machine yet"
+        """The devices that the records name, in words."""
+        environments = [record.get("environment") or {} for record in self.records]
+        names = [environment.get("gpu") or environment.get("cpu") for environment in environments]
+        return " and ".join(dict.fromkeys(str(name) for name in names if name)) or self.scope.device
 
 
 def load(scope_dir: Path) -> Results:

@@ -94,12 +94,11 @@ class Problem:
 def problems(runs: Iterable[Row]) -> list[Problem]:
     """The runs that are not ok, by status, then variant and reason."""
     grouped: dict[str, dict[tuple[str, str, str], list[int]]] = {status: {} for status in REMEDIES}
-    # an operator's run has a row per case: the set below counts it once
     for row in runs:
         if row["status"] != "ok":
             key = row["comparison"], row["variant"], row["reason"]
             found = grouped[row["status"]].setdefault(key, [])
-            if int(row["replicate"]) not in found:
+            if int(row["replicate"]) not in found:  # an operator's run has a row per case
                 found.append(int(row["replicate"]))
     return [
         Problem(
@@ -125,15 +124,16 @@ def environments(results: Results) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of the table of environments: a column for each that runs were made in."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in results.records:
-        groups.setdefault(str(record.get("environment_hash") or EMPTY), []).append(record)
-    found = {name: records[0].get("environment") or {} for name, records in groups.items()}
+        if record.get("environment"):  # a run that ended before its process could say has none
+            groups.setdefault(str(record.get("environment_hash") or EMPTY), []).append(record)
+    found = {name: records[0]["environment"] for name, records in groups.items()}
     keys = {key for environment in found.values() for key in environment}
     ordered = [key for key in FIRST_KEYS if key in keys] + sorted(keys - set(FIRST_KEYS))
     lines = [[key, *(str(environment.get(key, EMPTY)) for environment in found.values())] for key in ordered]
     lines += [
         ["GPU memory (GiB)", *(_gpu(records, "memory_total_gib") for records in groups.values())],
         ["power limit (W)", *(_gpu(records, "power_limit_w") for records in groups.values())],
-        ["CPU threads", *(_values(record.get("threads") for record in records) for records in groups.values())],
+        ["CPU threads", *(_values(map(_threads, records)) for records in groups.values())],
         ["image", *(_values(record.get("image") for record in records) for records in groups.values())],
         ["runs", *(_runs(records) for records in groups.values())],
     ]
@@ -143,6 +143,12 @@ def environments(results: Results) -> tuple[list[str], list[list[str]]]:
 def _gpu(records: list[dict[str, Any]], key: str) -> str:
     values = ((record.get("gpu") or {}).get(key) for record in records)
     return _values(digits(value, 4) if isinstance(value, int | float) else value for value in values)
+
+
+def _threads(record: dict[str, Any]) -> Any:
+    """Torch's own threads; the record also says which OMP_NUM_THREADS it was given."""
+    threads = record.get("threads")
+    return threads.get("torch") if isinstance(threads, dict) else threads
 
 
 def _values(values: Iterable[Any]) -> str:

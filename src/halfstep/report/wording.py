@@ -31,8 +31,13 @@ def ratio(value: Ratio) -> str:
     if value.low is None or value.high is None:
         return digits(value.value)
     close = digits(value.low) == digits(value.high) or "1.00" in (digits(value.low), digits(value.high))
-    middle, low, high = (digits(number, 4 if close else 3) for number in (value.value, value.low, value.high))
+    middle, low, high = (_bounded(number, 4 if close else 3) for number in (value.value, value.low, value.high))
     return f"{middle} [{low}, {high}]"
+
+
+def _bounded(number: float, significant: int) -> str:
+    """Two replicates that disagree give intervals over many orders of magnitude; their digits would say nothing."""
+    return "<0.001" if number < 1e-3 else ">1,000" if number > 1e3 else digits(number, significant)
 
 
 def status(word: str) -> str:

@@ -22,7 +22,7 @@ def outcome(status: str, detail: str, remedy: str | None = None) -> dict[str, An
 
 
 def run_probe(command: Sequence[str], time_limit_s: float) -> dict[str, Any]:
-    """What `command` prints on its last line, {status, detail, remedy} as JSON; broken if it dies, hangs or prints none.
+    """{status, detail, remedy}: JSON on the last line that `command` prints; broken if it dies, hangs or prints none.
 
     It compiles into empty caches of its own, and no text in the outcome holds the paths of this user.
     """

@@ -38,11 +38,9 @@ def examine() -> dict[str, Any]:
     """
     gpu, no_gpu = _gpu_or_reason()
     facts, no_torch = _torch_or_reason()
-    no_cuda = no_gpu
-    if "gpu" in facts:
-        no_cuda = None  # also where NVML does not answer
-    elif no_cuda is None:
-        no_cuda = why_no_cuda(gpu, facts, SETUP)
+    no_cuda = None
+    if no_torch is None and "gpu" not in facts:  # where torch has a GPU, it may be that NVML does not answer
+        no_cuda = no_gpu or why_no_cuda(gpu, facts, SETUP)
 
     known: dict[str, dict[str, Any]] = {}
     for name in CAPABILITIES:

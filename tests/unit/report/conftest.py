@@ -93,7 +93,7 @@ def write_fixture_run(
         "sitting": "s1",
         "environment": environment,
         "environment_hash": "e1",
-        "threads": 16,
+        "threads": {"torch": 16, "OMP_NUM_THREADS": "16"},
         "started": f"2026-11-29T10:0{key[2]}:00+00:00",
         "ended": f"2026-11-29T10:0{key[2]}:40+00:00",
         "gpu": None
@@ -218,6 +218,12 @@ def scopes() -> SimpleNamespace:
     return SimpleNamespace(
         make=make_scope, write_run=write_fixture_run, config=CONFIG, behaviour=BEHAVIOUR, environment=H200, vit=VIT
     )
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn and not written, where a test is about words: writing takes most of the time."""
+    monkeypatch.setattr("halfstep.report.style.save", lambda figure, stem: None)
 
 
 @pytest.fixture

@@ -8,10 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from halfstep.report.charts import _ratio_limits
 from halfstep.report.collect import collect
 from halfstep.report.figures import efficient, plot, window_steps
 from halfstep.report.results import load
+from halfstep.report.statistics import Ratio
 from halfstep.report.style import wrap
+from halfstep.report.wording import ratio
 from halfstep.study import validate
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,12 +36,12 @@ def test_four_figures_per_comparison_in_three_formats(h200):
         assert b"/CreationDate" not in pdf
 
 
-def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200):
+def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200, unsaved):
     plot(h200)
     found = captions(h200)["vit-b128"]
     speedup = load(h200).comparisons[0]["bf16-weights"].speedup
     text = found["speedup"]["caption"]
-    assert text.startswith(f"`bf16-weights` has the highest speed-up over `eager`: {speedup.value:.2f} [")
+    assert text.startswith(f"`bf16-weights` has the highest speed-up over `eager`: {ratio(speedup)}.")
     assert "3 paired replicates" in text
     assert "NVIDIA H200" in text
     assert "`fp32` (out of memory)" in text
@@ -46,7 +49,7 @@ def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200)
     assert "`bf16-weights` is both fastest and smallest" in found["memory"]["caption"]
 
 
-def test_without_data_there_is_a_sentence_instead_of_a_figure(tmp_path, scopes):
+def test_without_data_there_is_a_sentence_instead_of_a_figure(tmp_path, scopes, unsaved):
     config = {
         "comparisons": {
             "cpu": {"workload": "vit_huge", "baseline": "eager", "variants": {"eager": {}, "blocks": {}}},
@@ -86,6 +89,13 @@ def test_skipped_and_warm_up_steps_are_not_drawn(h200):
 
 def test_efficient_variants_are_those_that_no_other_beats_in_both(h200):
     assert efficient(load(h200).comparisons[0]) == ["bf16-weights"]
+
+
+def test_an_interval_that_says_nothing_does_not_hide_the_others():
+    wild, tame = Ratio(9.5, 1e-16, 1e17, method="paired"), Ratio(1.25, 1.24, 1.26, method="paired")
+    assert ratio(wild) == "9.50 [<0.001, >1,000]"
+    assert _ratio_limits([wild, tame]) == (1e-16, 2.5 * 9.5)
+    assert _ratio_limits([tame]) == (1.0, 1.26)
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,11 @@ def tables(text: str) -> list[list[list[str]]]:
     return found
 
 
-def test_the_first_line_says_what_run_it_was(h200):
+def test_the_first_line_says_what_run_it_was(h200, unsaved):
     assert report(h200).splitlines()[0] == "**Full study on one NVIDIA H200, 3 replicates per variant, on the host.**"
 
 
-def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes):
+def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes, unsaved):
     behaviour = {
         "eager": {**scopes.vit, "ms": 60.0, "noise": 0.05},
         "blocks": {**scopes.vit, "ms": 59.0, "noise": 0.05},
@@ -56,7 +56,7 @@ def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes):
     assert "nothing clears the noise" in text
 
 
-def test_answers_come_first(h200):
+def test_answers_come_first(h200, unsaved):
     text = report(h200)
     answer = text[text.index("## What to use") : text.index("## ViT-Huge, batch 128")]
     assert "use `bf16-weights`: 1.33" in answer
@@ -64,8 +64,8 @@ def test_answers_come_first(h200):
     assert "Loss parity not yet checked" in answer
 
 
-def test_a_tie_is_called_one(tmp_path, scopes):
-    behaviour = {name: {**scopes.behaviour[name], "noise": 0.006} for name in ("eager", "blocks", "whole")}
+def test_a_tie_is_called_one(tmp_path, scopes, unsaved):
+    behaviour = {name: {**scopes.behaviour[name], "noise": 0.02} for name in ("eager", "blocks", "whole")}
     scopes.make(tmp_path / "h200", scopes.config, behaviour)
     text = report(tmp_path / "h200")
     assert "measured fastest" in text
@@ -73,7 +73,7 @@ def test_a_tie_is_called_one(tmp_path, scopes):
     assert "use `" not in text
 
 
-def test_what_did_not_run_is_listed_with_its_reason_and_what_to_do(h200, scopes):
+def test_what_did_not_run_is_listed_with_its_reason_and_what_to_do(h200, scopes, unsaved):
     shutil.rmtree(h200 / "runs" / "lm" / "lm-bf16" / "rep3")
     shutil.copytree(
         h200 / "runs" / "lm" / "lm-graphs" / "rep1", h200 / "runs" / "lm" / "lm-bf16" / "rep2", dirs_exist_ok=True
@@ -95,7 +95,7 @@ def test_what_did_not_run_is_listed_with_its_reason_and_what_to_do(h200, scopes)
     assert "| apex | missing | no module | see docs/apex.md |" in section
 
 
-def test_a_hostile_reason_breaks_nothing(tmp_path, scopes):
+def test_a_hostile_reason_breaks_nothing(tmp_path, scopes, unsaved):
     config = json.loads(json.dumps(scopes.config))
     config["title"] = HOSTILE
     config["comparisons"]["lm"]["title"] = HOSTILE
@@ -130,7 +130,7 @@ def test_prose_shows_any_text_as_one_line(text):
         assert tag not in shown
 
 
-def test_the_environment_is_in_it_and_two_of_them_are_both_in_it(h200, scopes):
+def test_the_environment_is_in_it_and_two_of_them_are_both_in_it(h200, scopes, unsaved):
     text = report(h200)
     assert "| torch | 2.11.0+cu130 |" in text
     study = validate(scopes.config)
@@ -143,17 +143,17 @@ def test_the_environment_is_in_it_and_two_of_them_are_both_in_it(h200, scopes):
     assert "`whole`: measured in another environment than the baseline: no ratio across two." in text
 
 
-def test_a_bare_record_gives_dashes(h200, scopes):
+def test_a_bare_record_gives_dashes(h200, scopes, unsaved):
     """Keys that another version of the supervisor does not write are no reason to fail."""
     for path in h200.glob("runs/*/*/*/record.json"):
         record = json.loads(path.read_text())
         for key in ("environment", "environment_hash", "gpu", "threads", "image", "started", "ended", "sitting"):
             record.pop(key)
         path.write_text(json.dumps(record))
-    assert "a device without a name" in report(h200)
+    assert report(h200).startswith("**Full study on one h200, 3 replicates per variant, on the host.**")
 
 
-def test_nothing_measured_at_all_is_still_a_report(tmp_path, scopes):
+def test_nothing_measured_at_all_is_still_a_report(tmp_path, scopes, unsaved):
     scopes.make(tmp_path / "h200", scopes.config, {})
     text = report(tmp_path / "h200")
     assert text.startswith("**No run of this study has left a usable record for h200")
