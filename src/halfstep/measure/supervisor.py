@@ -84,8 +84,12 @@ def prepare_cache(run: Run, out: Path) -> str | None:
 
 def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict[str, str]:
     cache = cache_folder(out).resolve()
+    # Inductor would prove each vector extension of a CPU in a Python process that imports torch: 10 s at every start,
+    # most of a smoke run, whose C++ kernels may as well be scalar
+    smoke = {"TORCHINDUCTOR_VEC_ISA_OK": "0"} if run.device == "cpu" and run.scale == "smoke" else {}
     return {
         **os.environ,
+        **smoke,
         "HALFSTEP_EVENTS": str(events),
         "HALFSTEP_SPAWNED": repr(time.monotonic()),
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),  # Snakemake sets it to the rule's one core
@@ -93,9 +97,6 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
         "CUDA_VISIBLE_DEVICES": gpu.uuid if gpu and run.device != "cpu" else "",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
-        # on a CPU Inductor would prove each vector extension in a Python process of its own, at every start; this
-        # says that the compiler can build for what /proc/cpuinfo lists
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
 
 
