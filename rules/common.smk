@@ -41,6 +41,7 @@ try:
 except (studies.StudyError, GpuError) as error:
     stop(str(error))
 os.environ["HALFSTEP_SCOPE"] = SCOPE.name
+os.environ["HALFSTEP_STUDY"] = STUDY.model_dump_json()
 
 
 envvars:
@@ -51,4 +52,3 @@ envvars:
 OUT = f"results/{SCOPE.name}"
 RUNS = studies.run_keys(STUDY, SCOPE)
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
-STUDY_JSON = studies.canonical_json(STUDY.model_dump(mode="json"))

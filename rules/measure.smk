@@ -21,12 +21,12 @@ rule measure_variant:
             "steps.csv",
             "kernels.csv",
         ),
+    wildcard_constraints:
+        n=r"\d+",
+    priority: lambda w: RANK[key_of(w)]
     params:
         run=lambda w: resolved(w).canonical(),
         code=lambda w: run_fingerprint(resolved(w).modules.values()),
         folder=lambda w: f"{OUT}/runs/{w.comparison}/{w.variant}/rep{w.n}",
-    priority: lambda w: RANK[key_of(w)]
-    wildcard_constraints:
-        n=r"\d+",
     shell:
         "PYTHONPATH=src python3 -m halfstep run {params.run:q} {params.folder} --code {params.code}"

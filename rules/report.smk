@@ -4,14 +4,13 @@ rule collect_runs:
         RECORDS,
     output:
         study=f"{OUT}/study.json",
-        tables=multiext(
-            f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "kernels.csv"
-        ),
+        tables=multiext(f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "kernels.csv"),
     params:
-        study=STUDY_JSON,
+        # what makes it run again; the command takes the study in the order of config.yaml
+        study=studies.canonical_json(STUDY.model_dump(mode="json")),
         code=fingerprint(["halfstep.report.collect"]),
     shell:
-        "PYTHONPATH=src python3 -m halfstep collect {OUT} --study {params.study:q}"
+        'PYTHONPATH=src python3 -m halfstep collect {OUT} --study "$HALFSTEP_STUDY"'
 
 
 rule plot_figures:
@@ -34,6 +33,7 @@ rule write_report:
         f"{OUT}/report.md",
     params:
         code=fingerprint(["halfstep.report.markdown"]),
+        template=(ROOT / "src/halfstep/report/report.md.j2").read_text(encoding="utf-8"),
     shell:
         "PYTHONPATH=src python3 -m halfstep report {OUT} --text-only"
 
@@ -54,6 +54,4 @@ onsuccess:
 # Report what there is, and list as missing the runs whose job never came back.
 onerror:
     link_latest()
-    shell(
-        "PYTHONPATH=src python3 -m halfstep report {OUT} --study {STUDY_JSON:q}"
-    )
+    shell('PYTHONPATH=src python3 -m halfstep report {OUT} --study "$HALFSTEP_STUDY"')

@@ -19,7 +19,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 ScopeFolder = Annotated[Path, typer.Argument(help="the scope's folder, e.g. results/h200", metavar="RESULTS")]
 StudyJson = Annotated[
     str | None,
-    typer.Option("--study", help="judge the runs by this study (JSON) and the present code; else by RESULTS/study.json"),
+    typer.Option(
+        "--study", help="judge the runs by this study (JSON) and the present code; else by RESULTS/study.json"
+    ),
 ]
 
 

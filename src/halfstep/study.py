@@ -17,8 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic import ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
@@ -107,7 +115,9 @@ class Window(Frozen):
 
     warmup_steps: PositiveInt = Field(8, description="steps before the window, among them the first (compiling) one")
     min_steps: PositiveInt = Field(20, description="timed steps at least")
-    min_seconds: PositiveFloat = Field(10.0, description="seconds of timed steps at least, from the warm-up's step time")
+    min_seconds: PositiveFloat = Field(
+        10.0, description="seconds of timed steps at least, from the warm-up's step time"
+    )
 
 
 SMOKE_WINDOW = Window(warmup_steps=2, min_steps=5, min_seconds=0.001)
@@ -167,7 +177,8 @@ class Study(Frozen):
         "auto", description="`auto`, `cpu`, or a GPU's short name such as `h200`; a node without a GPU is told here"
     )
     scale: Literal["auto", "full", "smoke"] = Field(
-        "auto", description="`full`: the sizes as written; `smoke`: tiny models, minutes on a CPU; `auto`: full on a GPU"
+        "auto",
+        description="`full`: the sizes as written; `smoke`: tiny models, minutes on a CPU; `auto`: full on a GPU",
     )
     replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale always {SMOKE_REPLICATES})")
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
@@ -322,7 +333,7 @@ def read_config(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise StudyError(f"{path}: cannot be read: {reason}.") from error
     try:
-        loaded = yaml.load(text, _UniqueKeyLoader)  # noqa: S506 - a subclass of the safe loader
+        loaded = yaml.load(text, _UniqueKeyLoader)
     except StudyError as error:
         raise StudyError(f"{path}: {error}.") from error
     except yaml.YAMLError as error:

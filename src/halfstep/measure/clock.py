@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import torch
 
@@ -26,9 +27,9 @@ class Clock:
 
     def read(self) -> tuple[list[float], list[float]]:
         """(device ms, wall ms) of each step; waits for the device. Without a GPU both are the wall clock."""
-        wall_ms = [(after - before) * 1e3 for before, after in zip(self.walls, self.walls[1:], strict=False)]
+        wall_ms = [(after - before) * 1e3 for before, after in pairwise(self.walls)]
         if not self.cuda:
             return wall_ms, wall_ms
         torch.cuda.synchronize()
         events = self.events[: len(self.walls)]
-        return [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)], wall_ms
+        return [before.elapsed_time(after) for before, after in pairwise(events)], wall_ms

@@ -20,8 +20,8 @@ def profile_kernels(step: Callable[[], Any]) -> tuple[list[dict[str, Any]], floa
     """Profile a few steps on a GPU.
 
     Returns:
-        Rows of kernels.csv but for the kind (per step, longest first), and the union of the kernels' intervals per step in ms:
-        kernels that overlap count once, so it is the time in which the GPU did anything.
+        Rows of kernels.csv but for the kind (per step, longest first), and the union of the kernels' intervals per
+        step in ms: kernels that overlap count once, so it is the time in which the GPU did anything.
     """
     step()
     torch.cuda.synchronize()

@@ -30,7 +30,7 @@ TELEMETRY_COLUMNS = (
 def write(
     out: Path, run: Run, code: str, outcome: Outcome, gpu: Gpu | None, cache: str | None, started: datetime
 ) -> None:
-    """Write summary.csv, steps.csv, kernels.csv, record.json and log.txt under `out` (…/<comparison>/<variant>/rep<n>)."""
+    """Write the run's four files and its log.txt under `out`, which ends in <comparison>/<variant>/rep<n>."""
     identity = {"comparison": out.parents[1].name, "variant": out.parents[0].name, "replicate": run.replicate}
     asked = run.model_dump(exclude={"device", "scale", "replicate", "seed", "window", "timeout_s", "modules"})
     verdict = {"status": outcome.status, "reason": outcome.reason}

@@ -95,7 +95,7 @@ def build_step(run: dict[str, Any], device: torch.device) -> tuple[Callable[...,
         **precision.prepare(model),
     }
     optimizer = look_up(modules["optimizer"])(model.parameters(), compilation.captured)
-    compilation.apply(model, workload.blocks(model))
+    applied["compiled_modules"] = compilation.apply(model, workload.blocks(model))
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with precision.autocast():
@@ -154,7 +154,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def compiler_counters() -> Result:
-    """What torch.compile did so far. Imported here, since torch._dynamo takes seconds that an eager run need not pay."""
+    """What torch.compile did so far. Imports torch._dynamo here, which takes seconds that an eager run need not pay."""
     from torch._dynamo.utils import calculate_time_spent, counters
 
     return {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import os
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -32,17 +31,23 @@ class Compilation:
         """Raises: Unsupported, for a CUDA graph without a GPU or Inductor on a CPU without a C++ compiler."""
         if self.captured and device.type != "cuda":
             raise Unsupported("a CUDA graph needs an NVIDIA GPU; this run is on the CPU")
-        if self.compiles and device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        if (
+            self.compiles
+            and device.type == "cpu"
+            and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
+        ):
             raise Unsupported("torch.compile on a CPU needs a C++ compiler such as g++, and none is on the PATH")
 
-    def apply(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Compile in place, for fixed shapes."""
-        if not self.compiles:
-            return
+    def apply(self, model: nn.Module, blocks: Sequence[nn.Module]) -> int:
+        """Compile in place, for fixed shapes; how many modules."""
+        modules = blocks if self.per_block else [model] if self.whole else []
+        if not modules:
+            return 0
         # past the limit torch would silently run the rest eagerly
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        for module in blocks if self.per_block else [model]:
+        for module in modules:
             module.compile(dynamic=False)
+        return len(modules)
 
 
 none = Compilation()

@@ -12,7 +12,8 @@ matplotlib.use("Agg")
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from halfstep.report.tables import IDLE, KERNEL_KINDS
+from halfstep.kernel_kinds import KINDS
+from halfstep.report.tables import IDLE
 
 COLUMN_IN, FULL_IN = 3.4, 7.0  # widths of one and of two columns on paper
 LABEL_CHARACTERS = 20  # of a variant's name in one line
@@ -24,7 +25,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "p", "*")
 # fixed for every study: a kind looks the same in all figures, in grey too (by its hatch)
 KIND_STYLES: dict[str, tuple[str, str]] = dict(
     zip(
-        (*KERNEL_KINDS, IDLE),
+        (*KINDS, IDLE),
         (
             (PALETTE[0], ""),
             (PALETTE[9], "////"),

@@ -9,16 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import floor, isfinite, log10
 from statistics import fmean, median
 
+from halfstep.kernel_kinds import KINDS, kind_of
 from halfstep.records import TABLE_STATUSES
 from halfstep.report.statistics import Timing, compare, geometric_mean
 
 Row = dict[str, str]
 Numbers = Sequence[float]
 
-# the order in which kinds are listed, stacked and coloured
-KERNEL_KINDS = (
-    "GEMM", "FP8 GEMM", "attention", "norm", "pointwise", "cast/scale", "optimizer", "copy", "communication", "other",
-)  # fmt: skip
 IDLE = "idle"
 
 SETTINGS = ("workload", "precision", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
@@ -184,11 +181,11 @@ def kernel_rows(comparison: str, variant: str, runs: Sequence[tuple[Row, Sequenc
     profiled = [(summary, kernels) for summary, kernels in runs if kernels]
     if not profiled:
         return []
-    means = dict.fromkeys(KERNEL_KINDS, 0.0)
+    means = dict.fromkeys(KINDS, 0.0)
     for _, kernels in profiled:
         for kernel in kernels:
-            kind = kernel["kind"] if kernel["kind"] in means else "other"
-            means[kind] += float(kernel["ms_per_step"]) / len(profiled)
+            # by today's table of kinds, which may know more than the run's own did
+            means[kind_of(kernel["kernel"])] += float(kernel["ms_per_step"]) / len(profiled)
     idle = _aggregate([summary for summary, _ in profiled], "idle_ms", fmean)
     kinds: Mapping[str, float] = {**means, IDLE: idle or 0.0}
     total = sum(kinds.values())

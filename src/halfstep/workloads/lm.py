@@ -58,7 +58,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, norm) for _ in range(depth))
         self.norm = norm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        # the deviation of GPT-2's initial weights; torch's default for an embedding is 1, which starts far from ln(vocabulary)
+        # as GPT-2 begins; torch's own embeddings have deviation 1, with which the loss starts far from ln(vocabulary)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
