@@ -1,5 +1,4 @@
 # config -> Study, scope and paths: nothing else.
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,8 +9,6 @@ from snakemake.utils import update_config
 
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
-# the rules call `python3` by name, so that their text, which Snakemake compares, is the same on every machine
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 from halfstep import study as studies
 from halfstep.fingerprint import fingerprint, run_fingerprint
@@ -25,7 +22,7 @@ def stop(message):
 
 
 if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
-    stop("--use-singularity: there is no image yet, so everything runs on the host; leave the option out.")
+    stop("There is no image to run in yet: leave --use-singularity out, and everything runs on the host.")
 
 try:
     # not `configfile:`, which would end a mistake in the file with a traceback
@@ -40,15 +37,38 @@ try:
         SCOPE = studies.Scope.parse(os.environ["HALFSTEP_SCOPE"])
 except (studies.StudyError, GpuError) as error:
     stop(str(error))
+
+# the rules call `python3` by name, so that their text, which Snakemake compares, is the same on every machine
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ["HALFSTEP_SCOPE"] = SCOPE.name
 os.environ["HALFSTEP_STUDY"] = STUDY.model_dump_json()
 
 
 envvars:
+    "PATH",
     "HALFSTEP_SCOPE",
     "HALFSTEP_SITTING",
+    "HALFSTEP_STUDY",
 
 
 OUT = f"results/{SCOPE.name}"
+FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
 RUNS = studies.run_keys(STUDY, SCOPE)
+RANK = {key: len(RUNS) - place for place, key in enumerate(RUNS)}
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
+
+
+def key_of(wildcards):
+    return wildcards.comparison, wildcards.variant, int(wildcards.n)
+
+
+def resolved(wildcards):
+    return studies.resolve(STUDY, SCOPE, key_of(wildcards))
+
+
+def link_latest():
+    """Let results/latest point to this scope, whatever was made or not."""
+    link = Path("results/latest")
+    if Path(OUT).is_dir():
+        link.unlink(missing_ok=True)
+        link.symlink_to(SCOPE.name)

@@ -2,7 +2,9 @@
 rule probe_system:
     output:
         f"{OUT}/system/doctor.json",
+    log:
+        f"{OUT}/logs/probe_system.log",
     params:
         code=fingerprint(["halfstep.system.doctor", "halfstep.system.probes"]),
     shell:
-        "PYTHONPATH=src python3 -m halfstep doctor --json {output}"
+        "PYTHONPATH=src python3 -m halfstep doctor --json {output} > {log} 2>&1"

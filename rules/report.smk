@@ -5,12 +5,15 @@ rule collect_runs:
     output:
         study=f"{OUT}/study.json",
         tables=multiext(f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "kernels.csv"),
+    log:
+        f"{OUT}/logs/collect_runs.log",
     params:
         # what makes it run again; the command takes the study in the order of config.yaml
         study=studies.canonical_json(STUDY.model_dump(mode="json")),
         code=fingerprint(["halfstep.report.collect"]),
+        folder=lambda w: OUT,
     shell:
-        'PYTHONPATH=src python3 -m halfstep collect {OUT} --study "$HALFSTEP_STUDY"'
+        'PYTHONPATH=src python3 -m halfstep collect {params.folder} --study "$HALFSTEP_STUDY" > {log} 2>&1'
 
 
 rule plot_figures:
@@ -18,32 +21,30 @@ rule plot_figures:
         rules.collect_runs.output,
     output:
         f"{OUT}/figures/captions.json",
+    log:
+        f"{OUT}/logs/plot_figures.log",
     params:
         code=fingerprint(["halfstep.report.figures"]),
+        folder=lambda w: OUT,
     shell:
-        "PYTHONPATH=src python3 -m halfstep plot {OUT}"
+        "PYTHONPATH=src python3 -m halfstep plot {params.folder} > {log} 2>&1"
 
 
 rule write_report:
     input:
         rules.collect_runs.output,
         rules.plot_figures.output,
-        f"{OUT}/system/doctor.json",
+        rules.probe_system.output,
     output:
         f"{OUT}/report.md",
+    log:
+        f"{OUT}/logs/write_report.log",
     params:
         code=fingerprint(["halfstep.report.markdown"]),
         template=(ROOT / "src/halfstep/report/report.md.j2").read_text(encoding="utf-8"),
+        folder=lambda w: OUT,
     shell:
-        "PYTHONPATH=src python3 -m halfstep report {OUT} --text-only"
-
-
-def link_latest():
-    """Let results/latest point to this scope, whatever was made or not."""
-    link = Path("results/latest")
-    if Path(OUT).is_dir():
-        link.unlink(missing_ok=True)
-        link.symlink_to(SCOPE.name)
+        "PYTHONPATH=src python3 -m halfstep report {params.folder} --text-only > {log} 2>&1"
 
 
 onsuccess:
