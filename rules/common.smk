@@ -1,4 +1,5 @@
 # config -> Study, scope and paths: nothing else.
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -64,6 +65,10 @@ def key_of(wildcards):
 
 def resolved(wildcards):
     return studies.resolve(STUDY, SCOPE, key_of(wildcards))
+
+
+def file_hash(path):
+    return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
 
 
 def link_latest():

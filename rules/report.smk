@@ -41,7 +41,7 @@ rule write_report:
         f"{OUT}/logs/write_report.log",
     params:
         code=fingerprint(["halfstep.report.markdown"]),
-        template=(ROOT / "src/halfstep/report/report.md.j2").read_text(encoding="utf-8"),
+        template=file_hash("src/halfstep/report/report.md.j2"),
         folder=lambda w: OUT,
     shell:
         "PYTHONPATH=src python3 -m halfstep report {params.folder} --text-only > {log} 2>&1"
