@@ -49,12 +49,13 @@ def run(
     if out.name != f"rep{the_run.replicate}" or len(out.parts) < 4:
         raise fail(f"FOLDER should end in <comparison>/<variant>/rep{the_run.replicate}, and is {out}")
     title = f"{out.parents[1].name}/{out.parents[0].name} rep{the_run.replicate}"
+    code = code or run_fingerprint(the_run.modules.values())
     cache = supervisor.prepare_cache(the_run, out)
     try:
         outcome, gpu = supervisor.supervise(the_run, out, title)
     except supervisor.Orphaned:
         raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
-    row.write(out, the_run, code or run_fingerprint(the_run.modules.values()), outcome, gpu, cache, started)
+    row.write(out, the_run, code, outcome, gpu, cache, started)
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
 

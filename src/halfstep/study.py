@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -80,6 +81,13 @@ def _name(value: str) -> str:
     return value
 
 
+def _device(value: str) -> str:
+    """A device names a folder of results/: it must not be read as another scope or stand where something else does."""
+    if value.endswith(("-smoke", "-image")) or value in ("image", "latest", "reference"):
+        raise PydanticCustomError("name", "is not a valid name: results/ uses it for something else")
+    return value
+
+
 class _Name:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(_name, handler(source))
@@ -89,8 +97,9 @@ class _Name:
 
 
 Name = Annotated[str, _Name()]
-PositiveInt = Annotated[int, BeforeValidator(_no_bool), Field(gt=0)]
-PositiveFloat = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
+# the bounds first: behind a validator of ours they would not be in the JSON Schema
+PositiveInt = Annotated[int, Field(gt=0), BeforeValidator(_no_bool)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 
 
 class Frozen(BaseModel):
@@ -114,7 +123,7 @@ class Window(Frozen):
     """How long one run is timed at full scale. Fixed before the first timed step, never extended or cut."""
 
     warmup_steps: PositiveInt = Field(8, description="steps before the window, among them the first (compiling) one")
-    min_steps: PositiveInt = Field(20, description="timed steps at least")
+    min_steps: Annotated[int, Field(ge=2), BeforeValidator(_no_bool)] = Field(20, description="timed steps at least")
     min_seconds: PositiveFloat = Field(
         10.0, description="seconds of timed steps at least, from the warm-up's step time"
     )
@@ -156,7 +165,9 @@ class Comparison(Frozen):
     baseline: str = Field(description="the variant that the others are compared with")
     title: str | None = Field(None, description="heading in the report; the comparison's name if left out")
     replicates: PositiveInt | None = Field(None, description="processes per variant; the study's if left out")
-    variants: dict[Name, Variant] = Field(min_length=1, description="name: settings of each variant")
+    variants: dict[Name, Variant] = Field(
+        min_length=1, description="name: settings of each variant", json_schema_extra={"additionalProperties": False}
+    )
 
     @model_validator(mode="after")
     def _baseline_exists(self) -> Self:
@@ -169,11 +180,17 @@ class Comparison(Frozen):
         return self
 
 
+class _Defaults(Frozen):
+    """So that a mistake in them is told with its place."""
+
+    defaults: Settings
+
+
 class Study(Frozen):
     """All of config.yaml."""
 
     title: str = Field("halfstep", description="heading of the report")
-    device: Annotated[str, _Name()] = Field(
+    device: Annotated[str, _Name(), AfterValidator(_device)] = Field(
         "auto", description="`auto`, `cpu`, or a GPU's short name such as `h200`; a node without a GPU is told here"
     )
     scale: Literal["auto", "full", "smoke"] = Field(
@@ -181,13 +198,19 @@ class Study(Frozen):
         description="`full`: the sizes as written; `smoke`: tiny models, minutes on a CPU; `auto`: full on a GPU",
     )
     replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale always {SMOKE_REPLICATES})")
-    seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+    seed: Annotated[int, Field(ge=0), BeforeValidator(_no_bool)] = Field(
         0, description="seed of weights and data; replicate n uses seed + n"
     )
     timeout_s: PositiveInt = Field(900, description="a run that takes longer is ended and recorded as `timeout`")
     window: Window = Field(Window(), description="how long a run is timed")
-    defaults: dict[str, Any] = Field({}, description="settings for every variant that does not set them itself")
-    comparisons: dict[Name, Comparison] = Field(min_length=1, description="name: comparison")
+    defaults: dict[str, Any] = Field(
+        {},
+        description="settings for every variant that does not set them itself",
+        json_schema_extra={"additionalProperties": False, "properties": Settings.model_json_schema()["properties"]},
+    )
+    comparisons: dict[Name, Comparison] = Field(
+        min_length=1, description="name: comparison", json_schema_extra={"additionalProperties": False}
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -196,7 +219,7 @@ class Study(Frozen):
         defaults = data.get("defaults") if isinstance(data, Mapping) else None
         if not isinstance(defaults, Mapping) or not isinstance(data.get("comparisons"), Mapping):
             return data
-        Settings.model_validate(defaults)
+        _Defaults.model_validate({"defaults": defaults})
 
         def filled(comparison: Any) -> Any:
             if not isinstance(comparison, Mapping) or not isinstance(comparison.get("variants"), Mapping):
@@ -315,7 +338,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = key_node.value
-            if key != "<<" and key in seen:
+            if not isinstance(key, str) or key == "<<":  # a list or mapping as a key, which YAML's own loader refuses
+                continue
+            if key in seen:
                 raise StudyError(f"the key {key!r} is there twice (line {key_node.start_mark.line + 1})")
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -336,7 +361,7 @@ def read_config(path: Path) -> dict[str, Any]:
         loaded = yaml.load(text, _UniqueKeyLoader)
     except StudyError as error:
         raise StudyError(f"{path}: {error}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise StudyError(f"{path}: is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(loaded, dict):
         raise StudyError(f"{path}: should hold keys such as 'comparisons:', and holds {type(loaded).__name__}.")

@@ -86,6 +86,6 @@ def results(outcome: Outcome, gpu: Gpu | None) -> dict[str, Any]:
     telemetry = outcome.telemetry
     if telemetry:
         row |= {column: getattr(telemetry, column) for column in TELEMETRY_COLUMNS}
-        if telemetry.energy_j is not None:
+        if telemetry.energy_j is not None and "steps" in row:  # its process may have died after the window
             row["energy_j_per_step"] = telemetry.energy_j / (row["steps"] + row["skipped_steps"])
     return row

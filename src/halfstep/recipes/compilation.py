@@ -65,7 +65,8 @@ def capture(step: Step, inputs: torch.Tensor, targets: torch.Tensor) -> Step:
     """
     static_inputs, static_targets = inputs.clone(), targets.clone()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # thread_local: a DataLoader's thread may pin memory meanwhile, which a global capture would forbid it
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         loss = step(static_inputs, static_targets)
 
     def replay(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Workload:
 
 
 class Endless(Dataset[Batch]):
-    """A million random samples, made when asked for: the dataset behind `data: dataloader` (SEEDS A4)."""
+    """A million random samples, made when asked for: the dataset behind `data: dataloader`."""
 
     def __init__(self, workload: Workload, scale: str) -> None:
         self.workload, self.scale = workload, scale

@@ -1,4 +1,4 @@
-"""A scope's folder as `halfstep run` would leave it: figures like those of MEASURED.md, without a GPU."""
+"""A scope's folder as `halfstep run` would leave it: figures like those of an H200, without a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,18 @@ H200 = {
 }
 CPU = {"python": "3.11.7", "torch": "2.11.0+cpu", "cpu": "AMD EPYC 9B14", "timm": "1.0.31"}
 
-# what a variant does: ms per step, GiB, kernel ms by kind, or a status; see MEASURED.md
+# a real name of each kind: collect judges the kind from it
+KERNELS = {
+    "GEMM": "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN",
+    "attention": "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64",
+    "norm": "void at::native::vectorized_layer_norm_kernel<float, float, false>(int, float)",
+    "pointwise": "triton_poi_fused_gelu_view_8",
+    "cast/scale": "void at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)",
+    "optimizer": "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizer>()",
+    "copy": "Memset (Device)",
+    "other": "some_kernel_of_nobody(float*)",
+}
+# what a variant does: ms per step, GiB, kernel ms by kind, or a status
 VIT = {"samples": 128, "unit": "images", "tflop": 128 * 0.98, "peak": 989.0}
 VIT_KERNELS = {"GEMM": 172.0, "attention": 20.0, "norm": 12.0, "pointwise": 136.0, "cast/scale": 9.0, "optimizer": 5.0}
 BLOCKS_KERNELS = {"GEMM": 172.0, "attention": 20.0, "pointwise": 77.0, "optimizer": 5.0, "copy": 0.4, "other": 2.0}
@@ -145,7 +156,7 @@ def numbers(
     ]
     median, kernel_times = statistics.median(times), {} if cpu else behaviour.get("kernels", {})
     kernels = [
-        {"kind": kind, "kernel": f"{kind}_kernel", "calls_per_step": 10, "ms_per_step": ms}
+        {"kind": kind, "kernel": KERNELS[kind], "calls_per_step": 10, "ms_per_step": ms}
         for kind, ms in kernel_times.items()
     ]
     tflop = behaviour.get("tflop")

@@ -17,6 +17,8 @@ class Fp16GradScaler(Precision):
         if device.type != "cuda":
             raise Unsupported("fp16 with GradScaler needs an NVIDIA GPU; this run is on the CPU")
         self.scaler = torch.amp.GradScaler("cuda")
+        # else it makes its scale in the first step, and loss_scale() would not know of that step
+        self.scaler.scale(torch.ones((), device=device))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.float16)

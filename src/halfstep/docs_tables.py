@@ -1,0 +1,118 @@
+"""The tables in docs/, generated from the models and the schemas: `python -m halfstep.docs_tables`.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from halfstep.kernel_kinds import KINDS
+from halfstep.records import (
+    IDENTITY_COLUMNS,
+    KERNELS_COLUMNS,
+    PROVENANCE_COLUMNS,
+    RESULT_COLUMNS,
+    STATUSES,
+    STEPS_COLUMNS,
+    TABLE_STATUSES,
+    write_text,
+)
+from halfstep.report.tables import KERNELS_TABLE_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
+from halfstep.study import Study
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [headings, ["---"] * len(headings), *([text.replace("|", "\\|") for text in line] for line in lines)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def columns(found: Mapping[str, str], heading: str = "column") -> str:
+    return markdown([heading, "meaning"], ([f"`{name}`", meaning] for name, meaning in found.items()))
+
+
+def keys(model: str | None) -> str:
+    """The keys of one model of the study, by its name in the JSON Schema; None for the study itself."""
+    schema = Study.model_json_schema()
+    found = schema if model is None else schema["$defs"][model]
+    return markdown(
+        ["key", "value", "default", "meaning"],
+        (
+            [f"`{name}`", _value(field), _default(field, name in found.get("required", ())), field["description"]]
+            for name, field in found["properties"].items()
+        ),
+    )
+
+
+def _value(field: Mapping[str, Any]) -> str:
+    if "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
+    if "anyOf" in field:
+        return " or ".join(_value(option) for option in field["anyOf"])
+    if "patternProperties" in field:
+        return "one or more names, each with its keys"
+    if "$ref" in field:
+        return "keys of its own"
+    kind = {"string": "text", "integer": "whole number", "null": "nothing", "object": "keys of a variant"}.get(
+        field["type"], field["type"]
+    )
+    bounds = {"exclusiveMinimum": "above", "minimum": "at least"}
+    limits = [f"{words} {field[bound]}" for bound, words in bounds.items() if bound in field]
+    return " ".join([kind if "pattern" not in field else "name", *limits])
+
+
+def _default(field: Mapping[str, Any], required: bool) -> str:
+    if required:
+        return "required"
+    value = field.get("default")
+    return "–" if value is None or value == {} else "as below" if isinstance(value, dict) else f"`{value}`"
+
+
+def tables() -> dict[str, str]:
+    return {
+        "study": keys(None),
+        "comparison": keys("Comparison"),
+        "variant": keys("Variant"),
+        "window": keys("Window"),
+        "statuses": columns(STATUSES, "status"),
+        "table-statuses": columns({k: v for k, v in TABLE_STATUSES.items() if k not in STATUSES}, "status"),
+        "summary-identity": columns(IDENTITY_COLUMNS),
+        "summary-results": columns(RESULT_COLUMNS),
+        "summary-provenance": columns(PROVENANCE_COLUMNS),
+        "steps": columns(STEPS_COLUMNS),
+        "kernels": columns(KERNELS_COLUMNS),
+        "kinds": ", ".join(f"`{kind}`" for kind in KINDS) + "\n",
+        "variants": columns(VARIANTS_COLUMNS),
+        "speedups": columns(SPEEDUPS_COLUMNS),
+        "kernels-table": columns(KERNELS_TABLE_COLUMNS),
+    }
+
+
+def fill(text: str) -> str:
+    """The page with each marked table made anew.
+
+    Raises:
+        KeyError: a marker names no table.
+    """
+    made = tables()
+    return BLOCK.sub(lambda block: f"{block[1]}{made[block[2]]}{block[3]}", text)
+
+
+def main(folder: Path = DOCS) -> None:
+    for path in sorted(folder.glob("*.md")):
+        old = path.read_text(encoding="utf-8")
+        new = fill(old)
+        if new != old:
+            write_text(path, new)
+            print(path, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The supervisor's part: the child's log, and the row that is written for whatever became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfstep.measure import row, supervisor
+from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL, Log, Outcome, cache_folder, prepare_cache
+from halfstep.records import KERNELS_COLUMNS, STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, read_record
+from halfstep.study import Run, Scope, resolve, validate
+from halfstep.system.environment import fingerprint
+from halfstep.system.gpu import Gpu
+from halfstep.system.telemetry import Telemetry
+
+H200 = Gpu(0, "GPU-1", "NVIDIA H200", "h200", 140.4, (9, 0), "580.159.04", "13.0", 700.0, 700.0)
+ENVIRONMENT = {"torch": "2.11.0", "gpu": "NVIDIA H200"}
+TELEMETRY = Telemetry(2.0, 10, 1200.0, 600.0, 700.0, 700.0, 1900.0, 60, 0.1, 0.0, None, ("sw_power_cap",))
+SUMMARY = {
+    "sample_unit": "images", "samples_per_step": 128, "steps": 3, "skipped_steps": 1, "step_ms_median": 400.0,
+    "model_tflop_per_step": 128.0, "kernel_ms": 380.0, "loss_first": 7.0, "loss_last": 6.9,
+}  # fmt: skip
+
+
+def run_of(device: str = "h200", replicate: int = 1, **settings: Any) -> Run:
+    comparison = {"workload": "vit_huge", "baseline": "a", "variants": {"a": settings}}
+    study = validate({"comparisons": {"c": comparison}})
+    return resolve(study, Scope(device, "full"), ("c", "a", replicate))
+
+
+def measured(**summary: Any) -> dict[str, Any]:
+    return {
+        "summary": {**SUMMARY, **summary},
+        "steps": [{"step": 0, "phase": "window", "step_ms": 400.0, "wall_ms": 1.0, "loss": 7.0, "skipped": 0}],
+        "kernels": [{"kernel": "nvjet_sm90_tst_x", "calls_per_step": 2.0, "ms_per_step": 300.0}],
+        "applied": {"gemm": "bf16", "parameters": 632304384},
+        "threads": {"torch": 16, "OMP_NUM_THREADS": "16"},
+    }
+
+
+def written(folder: Path, outcome: Outcome, gpu: Gpu | None = H200, **settings: Any) -> tuple[dict[str, str], Any]:
+    """The row and the record of an outcome."""
+    out = folder / "h200" / "runs" / "c" / "a" / "rep1"
+    row.write(out, run_of(**settings), "c0de", outcome, gpu, "cold", datetime(2026, 1, 2, tzinfo=UTC))
+    (summary,) = read_csv(out / "summary.csv", SUMMARY_COLUMNS)
+    return summary, read_record(out)
+
+
+def test_a_row_of_what_was_measured(tmp_path: Path) -> None:
+    outcome = Outcome("ok", "", measured(), ENVIRONMENT, TELEMETRY, "hello\n")
+    summary, record = written(tmp_path, outcome, precision="bf16", batch=128, compile="blocks")
+    assert (summary["comparison"], summary["variant"], summary["replicate"]) == ("c", "a", "1")
+    assert (summary["status"], summary["reason"], summary["compile_cache"]) == ("ok", "", "cold")
+    assert (summary["precision"], summary["batch"], summary["memory_cap_gib"]) == ("bf16", "128", "")
+    assert float(summary["samples_per_s"]) == 320
+    assert float(summary["model_tflop_per_s"]) == 320
+    assert float(summary["peak_share"]) == pytest.approx(320 / 989.5, rel=1e-6)
+    assert float(summary["idle_ms"]) == 20
+    assert float(summary["energy_j_per_step"]) == 300  # over all four timed steps
+    assert float(summary["power_w_mean"]) == 600
+    assert summary["others_memory_gib"] == ""  # not known is not 0
+    assert summary["environment"] == record["environment_hash"] == fingerprint(ENVIRONMENT)
+    assert summary["run_hash"] == record["run_hash"] == run_of(precision="bf16", batch=128, compile="blocks").hash()
+    folder = tmp_path / "h200" / "runs" / "c" / "a" / "rep1"
+    assert (folder / "log.txt").read_text() == "hello\n"
+    (kernel,) = read_csv(folder / "kernels.csv", KERNELS_COLUMNS)
+    assert (kernel["kind"], kernel["kernel"]) == ("GEMM", "nvjet_sm90_tst_x")
+    assert len(read_csv(folder / "steps.csv", STEPS_COLUMNS)) == 1
+    assert record["applied"]["parameters"] == 632304384
+    assert record["started"] == "2026-01-02T00:00:00+00:00"
+
+
+def test_a_gpu_without_a_stated_peak_has_no_share_of_one(tmp_path: Path) -> None:
+    unknown = Gpu(**{**vars(H200), "name": "NVIDIA H200 MIG 1g.18gb"})
+    summary, _ = written(tmp_path, Outcome("ok", "", measured(), ENVIRONMENT, TELEMETRY), unknown)
+    assert (summary["peak_share"], summary["peak_tflop_per_s"]) == ("", "")
+    assert summary["model_tflop_per_s"]
+
+
+def test_a_run_on_a_cpu_has_nothing_of_a_gpu(tmp_path: Path) -> None:
+    result = measured()
+    del result["summary"]["kernel_ms"]
+    result["kernels"] = []
+    summary, record = written(tmp_path, Outcome("ok", "", result, {"cpu": "x"}), None, device="cpu")
+    for column in ("gpu_uuid", "peak_share", "idle_ms", "energy_j_per_step", "power_w_mean"):
+        assert summary[column] == ""
+    assert record["gpu"] is None and record["telemetry"] is None
+
+
+@pytest.mark.parametrize("status", ["unsupported", "failed", "timeout", "out_of_memory"])
+def test_a_run_without_a_result_is_a_row_with_its_reason(tmp_path: Path, status: str) -> None:
+    summary, record = written(tmp_path, Outcome(status, 'because of "this", and that'))
+    assert (summary["status"], summary["reason"]) == (status, 'because of "this", and that')
+    assert (summary["step_ms_median"], summary["environment"], summary["compile_cache"]) == ("", "", "")
+    assert record["status"] == status
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "out_of_memory"])
+def test_a_run_that_ends_after_its_window_is_a_row_all_the_same(tmp_path: Path, status: str) -> None:
+    """Its process dies while profiling: telemetry is there, and the result that it belongs to is not."""
+    outcome = Outcome(status, "died", {"status": status, "reason": "died"}, ENVIRONMENT, TELEMETRY)
+    summary, _ = written(tmp_path, outcome)
+    assert (summary["status"], summary["energy_j_per_step"]) == (status, "")
+
+
+def test_an_invalid_run_without_step_times_is_a_row(tmp_path: Path) -> None:
+    result = measured(steps=1, skipped_steps=3)
+    del result["summary"]["step_ms_median"]
+    summary, _ = written(tmp_path, Outcome("invalid", "GradScaler skipped 3", result, ENVIRONMENT, TELEMETRY))
+    assert (summary["samples_per_s"], summary["idle_ms"], summary["skipped_steps"]) == ("", "", "3")
+
+
+# the log
+
+
+@pytest.mark.parametrize("piece", [1, 4096, 65536, LOG_HEAD + LOG_TAIL + 1])
+def test_a_log_keeps_its_beginning_and_its_end_within_bounds(piece: int) -> None:
+    size = LOG_HEAD + 3 * LOG_TAIL if piece > 1 else LOG_HEAD + LOG_TAIL + 100
+    data = bytes(97 + n % 23 for n in range(size))
+    log = Log()
+    for start in range(0, size, piece):
+        log.add(data[start : start + piece])
+        assert len(log.head) <= LOG_HEAD and len(log.tail) <= LOG_TAIL
+    assert log.head == data[:LOG_HEAD]
+    assert log.tail == data[-LOG_TAIL:]
+    assert log.dropped == size - LOG_HEAD - LOG_TAIL
+    assert f"[... {log.dropped} bytes left out ...]" in log.text()
+
+
+def test_a_short_log_is_kept_whole() -> None:
+    log = Log()
+    for text in ("one\n", "two\n"):
+        log.add(text.encode())
+    assert log.text() == "one\ntwo\n"
+
+
+def test_a_log_that_is_no_text_is_still_one() -> None:
+    log = Log()
+    log.add(b"\xff\xfe ok")
+    assert log.text().endswith(" ok")
+
+
+# the compile cache
+
+
+def test_replicates_of_a_variant_share_a_cache_that_the_first_one_empties(tmp_path: Path) -> None:
+    out = tmp_path / "h200" / "runs" / "c" / "a"
+    first, second = run_of(compile="blocks"), run_of(replicate=2, compile="blocks")
+    assert cache_folder(out / "rep1") == cache_folder(out / "rep2") == tmp_path / "h200" / "cache" / "c" / "a"
+    assert cache_folder(tmp_path / "h200/runs/c/b/rep1") != cache_folder(out / "rep1")
+    assert prepare_cache(first, out / "rep1") == "cold"
+    (cache_folder(out / "rep1") / "kernel").write_text("")
+    assert prepare_cache(second, out / "rep2") == "warm"
+    assert prepare_cache(first, out / "rep1") == "cold"
+    assert prepare_cache(second, out / "rep2") == "cold"
+    assert prepare_cache(run_of(), out / "rep1") is None
+
+
+# the device
+
+
+def test_a_run_for_another_gpu_is_unsupported_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "Child", pytest.fail)
+    monkeypatch.setattr(supervisor, "visible_gpu", lambda: Gpu(**{**vars(H200), "slug": "l4", "name": "NVIDIA L4"}))
+    outcome, gpu = supervisor.supervise(run_of(), tmp_path / "runs/c/a/rep1", "title")
+    assert outcome.status == "unsupported" and gpu is not None
+    assert outcome.reason == "asked to measure on 'h200', and the GPU here is 'l4' (NVIDIA L4)"
+    monkeypatch.setattr(supervisor, "visible_gpu", lambda: None)
+    outcome, gpu = supervisor.supervise(run_of(), tmp_path / "runs/c/a/rep1", "title")
+    assert outcome.reason == "asked to measure on 'h200', and no NVIDIA GPU is visible here" and gpu is None
+
+
+def environment_of(run: Run, gpu: Gpu | None) -> dict[str, str]:
+    return supervisor.child_environment(run, gpu, Path("results/x/runs/c/a/rep1"), 7)
+
+
+def test_the_child_sees_one_gpu_all_cores_and_its_variants_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Snakemake does
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    found = environment_of(run_of(), H200)
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert found["TRITON_CACHE_DIR"].endswith("results/x/cache/c/a/triton")
+    assert environment_of(run_of("cpu"), None)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+class FakeProcess:
+    """A child that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def wait(self) -> int:
+        return self.code
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Callable[..., Outcome]:
+    """ended(code, result, telemetry): what the supervisor makes of a child that ended so."""
+
+    def conclude(code: int, result: dict[str, Any] | None = None, telemetry: Telemetry | None = None) -> Outcome:
+        child = supervisor.Child.__new__(supervisor.Child)
+        child.outcome, child.log, child.phase = Outcome("failed", "", telemetry=telemetry), Log(), "window"
+        child.result_file = tmp_path / "result.json"
+        if result is not None:
+            child.result_file.write_text(json.dumps(result))
+        child.log.add(b"Traceback\nImportError: no module\n")
+        child.conclude(code)
+        return child.outcome
+
+    return conclude
+
+
+def test_how_a_child_ended_is_said_in_a_sentence(ended: Callable[..., Outcome]) -> None:
+    assert ended(-11).reason == "the measuring process was killed by SIGSEGV; it was at: window"
+    assert "the kernel does that when the host's memory runs out" in ended(-9).reason
+    assert ended(1).reason.endswith("ended with exit code 1 and no result: ImportError: no module")
+    assert ended(0).reason.endswith("exit code 0 and no result: ImportError: no module")
+    assert {ended(code).status for code in (-11, -9, 1, 0)} == {"failed"}
+
+
+def test_a_disturbed_window_marks_only_a_run_that_is_else_ok(ended: Callable[..., Outcome]) -> None:
+    disturbed = Telemetry(**{**vars(TELEMETRY), "others_memory_gib": 3.0})
+    assert ended(0, {"status": "ok", "reason": ""}, TELEMETRY).status == "ok"
+    outcome = ended(0, {"status": "ok", "reason": ""}, disturbed)
+    assert (outcome.status, outcome.reason) == ("disturbed", "Other processes held 3.00 GiB of the GPU's memory.")
+    assert ended(0, {"status": "invalid", "reason": "nan"}, disturbed).reason == "nan"
