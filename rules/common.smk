@@ -1,4 +1,5 @@
 # config -> Study, scope and paths: nothing else.
+import atexit
 import hashlib
 import os
 import sys
@@ -71,9 +72,15 @@ def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
 
 
-def link_latest():
-    """Let results/latest point to this scope, whatever was made or not."""
-    link = Path("results/latest")
-    if Path(OUT).is_dir():
+def conclude():
+    """However a call ends, with nothing to do or with an error: results/latest points here, and the report is named."""
+    ran = workflow.executor_plugin is not None and not workflow.dryrun
+    if ran and Path(OUT).is_dir():
+        link = Path("results/latest")
         link.unlink(missing_ok=True)
         link.symlink_to(SCOPE.name)
+        print(f"report: {OUT}/report.md", file=sys.stderr)
+
+
+if workflow.is_main_process:
+    atexit.register(conclude)

@@ -47,12 +47,6 @@ rule write_report:
         "PYTHONPATH=src python3 -m halfstep report {params.folder} --text-only > {log} 2>&1"
 
 
-onsuccess:
-    link_latest()
-    print(f"report: {OUT}/report.md")
-
-
 # Report what there is, and list as missing the runs whose job never came back.
 onerror:
-    link_latest()
     shell('PYTHONPATH=src python3 -m halfstep report {OUT} --study "$HALFSTEP_STUDY"')
