@@ -14,7 +14,7 @@ bin := .venv/bin
 # The rules call python3 and halfstep by name, whether or not .venv is activated.
 in_venv := PATH="$(CURDIR)/$(bin):$$PATH"
 snakemake := $(in_venv) $(bin)/snakemake --cores 1 $(ARGS)
-install := $(bin)/uv pip install --quiet --python $(bin)/python
+install := $(bin)/uv pip install --quiet --compile-bytecode --python $(bin)/python
 compile := $(bin)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes \
     --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK) pyproject.toml
 

@@ -43,6 +43,8 @@ except (studies.StudyError, GpuError) as error:
 # the rules call `python3` by name, so that their text, which Snakemake compares, is the same on every machine
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ["HALFSTEP_SCOPE"] = SCOPE.name
+# this process: the one that a run must not outlive
+os.environ["HALFSTEP_SNAKEMAKE"] = f"{os.getpid()}@{os.readlink('/proc/self/ns/pid')}"
 os.environ["HALFSTEP_STUDY"] = STUDY.model_dump_json()
 
 
@@ -50,6 +52,7 @@ envvars:
     "PATH",
     "HALFSTEP_SCOPE",
     "HALFSTEP_SITTING",
+    "HALFSTEP_SNAKEMAKE",
     "HALFSTEP_STUDY",
 
 

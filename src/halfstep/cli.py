@@ -62,13 +62,17 @@ def run(
 def load_study(folder: Path, text: str | None) -> Study:
     """The study as given, or as the last `collect` left it in the folder."""
     path = folder / "study.json"
+    source = "--study"
     if text is None:
+        source = str(path)
         if not path.is_file():
             raise fail(f"{path} is not there: name the folder of a scope, such as results/h200, after a study has run")
         text = path.read_text(encoding="utf-8")
     try:
-        return studies.validate(json.loads(text), source=str(path))
-    except (json.JSONDecodeError, StudyError) as error:
+        return studies.validate(json.loads(text), source=source)
+    except json.JSONDecodeError as error:
+        raise fail(f"{source}: is not JSON: {error}.") from error
+    except StudyError as error:
         raise fail(str(error)) from error
 
 
@@ -92,6 +96,7 @@ def plot(folder: ScopeFolder) -> None:
     """Draw figures/ from tables/."""
     from halfstep.report.figures import plot as plot_figures
 
+    load_study(folder, None)  # it is there
     plot_figures(folder)
 
 
@@ -104,7 +109,9 @@ def report(
     """Rebuild tables, figures and report.md from the runs' raw CSVs; needs neither torch nor a GPU."""
     from halfstep.report.markdown import write_report
 
-    if not text_only:
+    if text_only:
+        load_study(folder, None)  # it is there
+    else:
         collect(folder, study)
         plot(folder)
     write_report(folder)

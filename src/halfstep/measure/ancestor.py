@@ -13,7 +13,15 @@ import psutil
 
 
 def snakemake_pidfd() -> int | None:
-    """A file descriptor that becomes readable when the nearest Snakemake above this process ends, or None."""
+    """A file descriptor that becomes readable when the Snakemake that started us ends; None without one.
+
+    Raises:
+        ProcessLookupError: it ended before we looked.
+    """
+    pid, _, namespace = os.environ.get("HALFSTEP_SNAKEMAKE", "").partition("@")
+    if pid and namespace == os.readlink("/proc/self/ns/pid"):
+        return os.pidfd_open(int(pid))
+    # by hand, or in a container that numbers its processes anew
     for process in psutil.Process().parents():
         try:
             if any(PurePath(part).name == "snakemake" for part in process.cmdline()[:4]):

@@ -91,6 +91,7 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
         **os.environ,
         **smoke,
         "HALFSTEP_EVENTS": str(events),
+        "HALFSTEP_SUPERVISOR": str(os.getpid()),
         "HALFSTEP_SPAWNED": repr(time.monotonic()),
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),  # Snakemake sets it to the rule's one core
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -148,7 +149,11 @@ class Child:
     def watch(self, progress: Progress) -> Outcome:
         assert self.process.stdout is not None
         deadline = time.monotonic() + self.run.timeout_s
-        ancestor, exited = snakemake_pidfd(), os.pidfd_open(self.process.pid)
+        try:
+            ancestor = snakemake_pidfd()
+        except ProcessLookupError:
+            raise Orphaned from None
+        exited = os.pidfd_open(self.process.pid)
         with selectors.DefaultSelector() as selector:
             for descriptor in (self.process.stdout.fileno(), self.events, exited, ancestor):
                 if descriptor is not None:

@@ -1,0 +1,66 @@
+"""Copied into a test's tree as src/sitecustomize.py, which each Python process that a rule starts imports first.
+
+It puts a stand-in where the measuring process imports its training loop, and one where the doctor is, so that a
+study takes seconds and no torch. All else is the tree's own: Snakefile, rules, supervisor, child, collect, report.
+Files in the tree's root tell it what to do; no source is changed, so that fingerprints are the real ones.
+"""
+
+import os
+import random
+import signal
+import statistics
+import sys
+from pathlib import Path
+from types import ModuleType
+
+NEED_A_GPU = ("fp16", "tf32")
+STEPS = 5
+
+
+def measure(run, emit):
+    emit("environment", environment={"torch": os.environ.get("STAND_IN_TORCH", "1.0"), "cpu": "a stand-in"})
+    if Path("hang").exists():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        emit("phase", phase="hanging")
+        signal.sigwait([signal.SIGUSR1])  # "go on"
+    if run["precision"] in NEED_A_GPU:
+        return {"status": "unsupported", "reason": f"{run['precision']} needs an NVIDIA GPU; this run is on the CPU"}
+    noise = random.Random(f"{run['seed']}/{run['precision']}")
+    middle = (10.0 if run["precision"] == "fp32" else 8.0) * noise.lognormvariate(0, 0.01)
+    times = [middle * noise.lognormvariate(0, 0.01) for _ in range(STEPS)]
+    step = {"phase": "window", "loss": 1.0, "skipped": 0}
+    return {
+        "status": "ok",
+        "reason": "",
+        "summary": {
+            "sample_unit": "tokens",
+            "samples_per_step": run["batch"],
+            "steps": STEPS,
+            "skipped_steps": 0,
+            "step_ms_median": statistics.median(times),
+            "step_ms_mean": statistics.fmean(times),
+            "step_ms_p05": min(times),
+            "step_ms_p95": max(times),
+            "wall_ms_mean": statistics.fmean(times),
+            "first_step_s": 0.5,
+            "model_tflop_per_step": 0.001,
+        },
+        "steps": [{"step": number, "step_ms": ms, "wall_ms": ms, **step} for number, ms in enumerate(times)],
+        "applied": {"gemm": "fp32"},
+    }
+
+
+def stand_in(name, **contents):
+    module = ModuleType(name)
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+if "halfstep.measure.child" in sys.orig_argv:
+    stand_in("halfstep.measure.training", measure=measure)
+elif "doctor" in sys.orig_argv:
+    stand_in(
+        "halfstep.system.doctor",
+        examine=lambda: {"machine": {}, "capabilities": []},
+        print_table=lambda result: None,
+    )

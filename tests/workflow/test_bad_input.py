@@ -1,0 +1,245 @@
+"""A mistake ends at once: exit code 2, a sentence, nothing imported that takes long, nothing written, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CONFIG
+from tree import Tree, side_by_side
+
+Config = dict[str, Any]
+SNAKEMAKE = ("snakemake", "--cores", "1")
+HALFSTEP = ("python3", "-m", "halfstep")
+BF16 = ("comparisons", "lm", "variants", "bf16")
+
+
+def put(value: Any, *keys: str) -> Callable[[Config], Config]:
+    """The study with a value at this place."""
+
+    def change(config: Config) -> Config:
+        place = config
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        place[keys[-1]] = value
+        return config
+
+    return change
+
+
+# what is wrong: the change, and what the sentence has to say
+CONFIGS: dict[str, tuple[Callable[[Config], Config], tuple[str, ...]]] = {
+    "unknown key": (put(1, "replicate"), ("key replicate is unknown", "seed", "did you mean 'replicates'?")),
+    "unknown key of a comparison": (
+        put("fp32", "comparisons", "lm", "base_line"),
+        ("key comparisons.lm.base_line is unknown", "workload", "did you mean 'baseline'?"),
+    ),
+    "unknown key of a variant": (
+        put("bf16", *BF16, "precison"),
+        ("key comparisons.lm.variants.bf16.precison is unknown", "optimizer", "did you mean 'precision'?"),
+    ),
+    "unknown key of the window": (
+        put(3, "window", "min_step"),
+        ("key window.min_step is unknown", "warmup_steps", "did you mean 'min_steps'?"),
+    ),
+    "unknown key of the defaults": (
+        put(3, "defaults", "bach"),
+        ("key defaults.bach is unknown", "precision", "did you mean 'batch'?"),
+    ),
+    "unknown precision": (
+        put("bf61", *BF16, "precision"),
+        ("comparisons.lm.variants.bf16.precision = 'bf61' is unknown", "fp32, tf32", "did you mean 'bf16'?"),
+    ),
+    "unknown precision among the defaults": (
+        put("bf61", "defaults", "precision"),
+        ("defaults.precision = 'bf61' is unknown", "fp32, tf32", "did you mean 'bf16'?"),
+    ),
+    "unknown scale": (put("smok", "scale"), ("scale = 'smok' is unknown", "auto, full", "did you mean 'smoke'?")),
+    "device that is no name": (put("h200/0", "device"), ("device = 'h200/0'", "letters, digits")),
+    "missing baseline": (
+        put("bf61", "comparisons", "lm", "baseline"),
+        ("comparisons.lm", "'bf61', which is not one of its variants", "tf32", "did you mean 'bf16'?"),
+    ),
+    "no baseline": (
+        lambda config: {**config, "comparisons": {"lm": {"workload": "lm", "variants": {"fp32": {}}}}},
+        ("key comparisons.lm.baseline is missing",),
+    ),
+    "negative batch": (put(-16, *BF16, "batch"), ("comparisons.lm.variants.bf16.batch = -16", "greater than 0")),
+    "batch: yes": (put(True, *BF16, "batch"), ("comparisons.lm.variants.bf16.batch = True", "should be a number")),
+    "empty comparison": (put({}, "comparisons", "lm", "variants"), ("comparisons.lm.variants is empty",)),
+    "no comparisons": (put({}, "comparisons"), ("comparisons is empty",)),
+    "variants as a list": (
+        put(["fp32", "bf16"], "comparisons", "lm", "variants"),
+        ("comparisons.lm.variants = a list",),
+    ),
+    "slash in a variant's name": (
+        put({}, "comparisons", "lm", "variants", "bf16/blocks"),
+        ("'bf16/blocks' is not a valid name", "letters, digits"),
+    ),
+    "space in a variant's name": (
+        put({}, "comparisons", "lm", "variants", "bf16 blocks"),
+        ("'bf16 blocks' is not a valid name", "letters, digits"),
+    ),
+}
+# the whole of config.yaml, and what the sentence has to say
+TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "not YAML": ("comparisons: [\n", ("is not YAML", "line 2")),
+    "tabs": ("comparisons:\n\tlm: 3\n", ("is not YAML", "line 2")),
+    "Python object": ("title: !!python/name:os.system\n", ("is not YAML", "os.system")),
+    "key twice": ("title: a\nseed: 1\ntitle: b\n", ("'title' is there twice", "line 3")),
+    "key that is a list": ("? [a, b]\n: 3\n", ("line 1",)),
+    "a list": ("- lm\n- vit\n", ("should hold keys such as 'comparisons:'", "list")),
+    "a word": ("lm\n", ("should hold keys such as 'comparisons:'",)),
+    "nothing": ("", ("should hold keys such as 'comparisons:'",)),
+}
+# of a call with --config on a study without a mistake
+OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "unknown key": ("sclae=full", ("key sclae is unknown", "did you mean 'scale'?")),
+    "unknown value": ("scale=smok", ("scale = 'smok' is unknown", "did you mean 'smoke'?")),
+    "no number": ("replicates=three", ("replicates = 'three'", "integer")),
+    "nested": (
+        "comparisons={lm: {variants: {bf16: {precision: bf61}}}}",
+        ("comparisons.lm.variants.bf16.precision = 'bf61' is unknown", "did you mean 'bf16'?"),
+    ),
+    "no mapping": ("comparisons=3", ("comparisons = 3",)),
+}
+
+
+# a command of halfstep, and what its sentence has to say
+COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "study that is no JSON": (("collect", "results/cpu", "--study", "{"), ("--study", "JSON")),
+    "study that is a list": (("collect", "results/cpu", "--study", "[]"), ("list",)),
+    "report of no scope": (("report", "results/h100"), ("results/h100", "not there")),
+    "plot of no scope": (("plot", "results/h100"), ("results/h100", "not there")),
+    "text of no scope": (("report", "results/h100", "--text-only"), ("results/h100", "not there")),
+    "runs of no scope": (("runs", "results/h100"), ("results/h100",)),
+    "unknown status": (("runs", "results/cpu", "--status", "unsuported"), ("did you mean 'unsupported'?", "stale")),
+    "unknown comparison": (("runs", "results/cpu", "--comparison", "lmm"), ("did you mean 'lm'?", "vit")),
+    "run that is no JSON": (("run", "{", "x/lm/fp32/rep1"), ("RUN", "JSON")),
+    "run without settings": (("run", "{}", "x/lm/fp32/rep1"), ("RUN", "workload")),
+}
+
+
+# one mistake each: what is changed in the finished tree, the command, and what its sentence has to say
+Case = tuple[Callable[[Tree], None], tuple[str, ...], tuple[str, ...]]
+
+
+def config_case(change: Callable[[Config], Config], parts: tuple[str, ...]) -> Case:
+    return lambda tree: tree.configure(change(deepcopy(CONFIG))), SNAKEMAKE, ("config.yaml: ", *parts)
+
+
+def text_case(text: str, parts: tuple[str, ...]) -> Case:
+    return lambda tree: tree.configure(text), SNAKEMAKE, ("config.yaml: ", *parts)
+
+
+def call_case(command: tuple[str, ...], parts: tuple[str, ...]) -> Case:
+    return lambda tree: None, command, parts
+
+
+def study_case(change: Callable[[Config], Config], parts: tuple[str, ...]) -> Case:
+    return call_case((*HALFSTEP, "report", "results/cpu", "--study", json.dumps(change(deepcopy(CONFIG)))), parts)
+
+
+CASES: dict[str, Case] = {
+    **{f"config: {name}": config_case(*case) for name, case in CONFIGS.items()},
+    **{f"text: {name}": text_case(*case) for name, case in TEXTS.items()},
+    **{
+        f"--config: {name}": call_case((*SNAKEMAKE, "--config", text), parts) for name, (text, parts) in OPTIONS.items()
+    },
+    **{f"--study: {name}": study_case(*CONFIGS[name]) for name in ("unknown key", "unknown precision", "no baseline")},
+    **{f"halfstep: {name}": call_case((*HALFSTEP, *words), parts) for name, (words, parts) in COMMANDS.items()},
+    "no config.yaml": (
+        lambda tree: (tree.root / "config.yaml").unlink(),
+        SNAKEMAKE,
+        ("config.yaml: cannot be read", "No such file"),
+    ),
+    "no image yet": call_case((*SNAKEMAKE, "--use-singularity"), ("--use-singularity",)),
+}
+
+
+def refuse(tree: Tree, *command: str) -> list[str]:
+    """The sentences of a command that has to be refused, without torch and without a trace."""
+    before = tree.contents()
+    torch = tree.root.with_name(f"{tree.root.name}-torch") / "torch"
+    torch.mkdir(parents=True)
+    imported = torch / "imported"
+    text = f"open({str(imported)!r}, 'w').close()\nraise RuntimeError('torch was imported')\n"
+    (torch / "__init__.py").write_text(text, encoding="utf-8")
+    path = str(torch.parent) if command[0] == "snakemake" else f"{torch.parent}:src"
+    done = tree.call(*command, PYTHONPATH=path)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not imported.exists()
+    assert tree.contents() == before
+    assert done.stdout == ""
+    return [line for line in done.stderr.splitlines() if not line.startswith("Using workflow specific profile")]
+
+
+@pytest.fixture(scope="module")
+def refusals(
+    request: pytest.FixtureRequest, finished: Tree, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[list[str]]]]:
+    """What is said to each mistake, in a copy of a finished tree."""
+    folder = tmp_path_factory.mktemp("mistakes")
+
+    def refusal(case: str) -> list[str]:
+        tree = finished.copy(folder / str(list(CASES).index(case)))
+        change, command, _ = CASES[case]
+        change(tree)
+        return refuse(tree, *command)
+
+    with side_by_side(request, "case", refusal) as refusals:
+        yield refusals
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence(case: str, refusals: dict[str, Future[list[str]]]) -> None:
+    (sentence,) = refusals[case].result()
+    for part in CASES[case][2]:
+        assert part in sentence
+
+
+def test_the_planted_torch_would_be_noticed(finished: Tree, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="torch was imported"):
+        refuse(finished.copy(tmp_path / "tree"), "python3", "-c", "import torch")
+
+
+def test_every_mistake_has_its_sentence(tree: Tree, config: Config) -> None:
+    mistakes: dict[tuple[str, ...], tuple[Any, str]] = {
+        ("replicates",): (0, "greater than 0"),
+        ("seed",): (-1, "greater than or equal to 0"),
+        ("window", "min_seconds"): (float("inf"), "finite"),
+        ("comparisons", "lm", "workload"): ("vit", "vit_huge, lm"),
+        ("comparisons", "lm", "replicates"): ("few", "integer"),
+        (*BF16, "compile"): ("block", "did you mean 'blocks'?"),
+        (*BF16, "optimizer"): ("adam", "adamw_fused"),
+        (*BF16, "norm"): ("rms_norm", "did you mean 'rmsnorm'?"),
+        (*BF16, "data"): ("disk", "resident, dataloader"),
+        (*BF16, "batch"): (16.5, "integer"),
+        (*BF16, "memory_cap_gib"): (0, "greater than 0"),
+    }
+    for keys, (value, _) in mistakes.items():
+        put(value, *keys)(config)
+    tree.configure(config)
+    sentences = refuse(tree, *SNAKEMAKE)
+    assert len(sentences) == len(mistakes)
+    for keys, (value, part) in mistakes.items():
+        begin = f"config.yaml: {'.'.join(keys)} = {value!r} "
+        assert [part in sentence for sentence in sentences if sentence.startswith(begin)] == [True], sentences
+
+
+def test_nothing_is_begun_in_a_fresh_tree(tmp_path: Path, config: Config) -> None:
+    tree = Tree.make(tmp_path / "tree", put(-16, *BF16, "batch")(config), stand_in=True)
+    refuse(tree, *SNAKEMAKE)
+    assert not (tree.root / "results").exists()
+
+
+def test_halfstep_run_needs_the_folder_of_its_run(tree: Tree) -> None:
+    record = json.loads(tree.read("results/cpu/runs/lm/fp32/rep2/record.json"))
+    (sentence,) = refuse(tree, *HALFSTEP, "run", json.dumps(record["run"]), "results/cpu/runs/lm/fp32/rep1")
+    assert "rep2" in sentence and "rep1" in sentence

@@ -1,0 +1,49 @@
+"""The code that a run's fingerprint covers is the code that its measuring process imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tree import clean_environment
+
+from halfstep.fingerprint import closure, run_modules
+from halfstep.study import Scope, resolve, validate
+
+# the measuring process's own `main`, then what of this package it has imported
+MEASURE = """
+import json, sys
+from halfstep.measure import child
+child.main()
+print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] == "halfstep")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings"),
+    [
+        ("lm", {"precision": "fp32", "data": "dataloader"}),
+        ("vit_huge", {"precision": "bf16", "compile": "blocks", "norm": "rmsnorm"}),
+    ],
+)
+def test_what_a_run_imports(workload: str, settings: dict[str, str], tmp_path: Path) -> None:
+    comparison = {"workload": workload, "baseline": "it", "variants": {"it": settings}}
+    study = validate({"comparisons": {"one": comparison}})
+    run = resolve(study, Scope("cpu", "smoke"), ("one", "it", 1))
+    result = tmp_path / "result.json"
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_VEC_ISA_OK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, run.canonical(), str(result)],
+        cwd=tmp_path,
+        env={**clean_environment(), **caches},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(result.read_text(encoding="utf-8"))
+    assert (measured["status"], measured["reason"]) == ("ok", "")
+    assert json.loads(done.stdout.splitlines()[-1]) == closure(run_modules(run.modules.values()))
