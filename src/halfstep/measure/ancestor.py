@@ -7,7 +7,7 @@ a container's starter that survives it. So the supervisor holds a pidfd of the S
 from __future__ import annotations
 
 import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import psutil
 
@@ -19,7 +19,7 @@ def snakemake_pidfd() -> int | None:
         ProcessLookupError: it ended before we looked.
     """
     pid, _, namespace = os.environ.get("HALFSTEP_SNAKEMAKE", "").partition("@")
-    if pid and namespace == os.readlink("/proc/self/ns/pid"):
+    if pid and namespace == str(Path("/proc/self/ns/pid").readlink()):
         return os.pidfd_open(int(pid))
     # by hand, or in a container that numbers its processes anew
     for process in psutil.Process().parents():
