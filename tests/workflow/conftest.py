@@ -5,33 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tree import REPORTING, Tree, runs
-
-# at full scale settings count as they are written: at smoke scale batch and replicates are fixed
-CONFIG: dict[str, Any] = {
-    "title": "A study",
-    "scale": "full",
-    "replicates": 2,
-    "comparisons": {
-        "lm": {
-            "workload": "lm",
-            "baseline": "fp32",
-            "variants": {
-                "fp32": {"precision": "fp32", "batch": 16},
-                "bf16": {"precision": "bf16", "batch": 16},
-                "tf32": {"precision": "tf32", "batch": 16},
-            },
-        },
-        "vit": {
-            "workload": "vit_huge",
-            "baseline": "fp32",
-            "variants": {
-                "fp32": {"precision": "fp32", "compile": "blocks", "batch": 16},
-                "bf16": {"precision": "bf16", "compile": "blocks", "batch": 16},
-            },
-        },
-    },
-}
+from tree import CONFIG, REPORTING, Tree, runs
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONFIG
-from tree import Tree, side_by_side
+from tree import CONFIG, Tree, side_by_side
 
 Config = dict[str, Any]
 SNAKEMAKE = ("snakemake", "--cores", "1")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from conftest import CONFIG
-from tree import Tree
+from tree import CONFIG, Tree
 
 from halfstep.study import Scope, run_keys, validate
 

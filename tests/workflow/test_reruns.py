@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONFIG
-from tree import NOTHING, REPORTING, Tree, jobs_in, runs, side_by_side
+from tree import CONFIG, NOTHING, REPORTING, Tree, jobs_in, runs, side_by_side
 
 Config = dict[str, Any]
 Edit = Callable[[Tree, Config], None]

@@ -22,6 +22,31 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
+# at full scale settings count as they are written: at smoke scale batch and replicates are fixed
+CONFIG: dict[str, Any] = {
+    "title": "A study",
+    "scale": "full",
+    "replicates": 2,
+    "comparisons": {
+        "lm": {
+            "workload": "lm",
+            "baseline": "fp32",
+            "variants": {
+                "fp32": {"precision": "fp32", "batch": 16},
+                "bf16": {"precision": "bf16", "batch": 16},
+                "tf32": {"precision": "tf32", "batch": 16},
+            },
+        },
+        "vit": {
+            "workload": "vit_huge",
+            "baseline": "fp32",
+            "variants": {
+                "fp32": {"precision": "fp32", "compile": "blocks", "batch": 16},
+                "bf16": {"precision": "bf16", "compile": "blocks", "batch": 16},
+            },
+        },
+    },
+}
 REPORTING = {"collect_runs", "plot_figures", "write_report"}
 NOTHING = "Nothing to be done (all requested files are present and up to date)."
 LIMIT_S = 240  # a call that takes longer has hung
