@@ -3,7 +3,7 @@
 # make test        the tests that need no GPU
 # make lint        formatting, lint and types
 # make lock        write the locks again (LOCK=--upgrade takes newer versions)
-# make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-fp8, or both
+# make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-b128, or both
 # make help        these lines
 # ARGS="…" is handed on to Snakemake or pytest.
 
@@ -46,7 +46,7 @@ lock: .venv/.uv-$(UV_VERSION)
 	$(compile) --extra train --extra dev -c requirements-train.lock -o requirements-dev.lock
 
 remeasure:
-	@$(if $(STATUS)$(COMPARISON),:,echo "Say which runs: make remeasure STATUS=disturbed, or COMPARISON=vit-fp8, or both." >&2; exit 2)
+	@$(if $(STATUS)$(COMPARISON),:,echo "Say which runs: make remeasure STATUS=disturbed, or COMPARISON=vit-b128, or both." >&2; exit 2)
 	@$(MAKE) --no-print-directory setup
 	@runs=$$($(in_venv) $(bin)/halfstep runs $(if $(STATUS),--status "$(STATUS)") $(if $(COMPARISON),--comparison "$(COMPARISON)")) || exit; \
 	if [ -z "$$runs" ]; then echo "No run matches, so nothing is measured again."; \
@@ -65,7 +65,7 @@ help:
 	@touch $@
 
 .venv/.train: requirements-train.lock pyproject.toml .venv/.uv-$(UV_VERSION)
-	@echo "Installing $< (some GB the first time)"
+	@echo "Installing $< (5 GB the first time)"
 	@$(install) --require-hashes -r $<
 	@$(install) --no-deps -e .
 	@touch $@

@@ -15,7 +15,7 @@ KINDS = (
 )  # fmt: skip
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter"),
-    ("copy", r"^Memcpy|^Memset|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw"),
+    ("copy", r"^Memcpy|^Memset|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|impl_nocast<.*direct_copy"),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam|FusedOptimizer"),
     ("attention", r"flash|fmha|sdpa|attention|cudnn::fusion::(compute_dot_do_o|convert_dq)"),
     ("FP8 GEMM", r"nvjet(_sm\d+)?_[qo][qo]|(gemm|GEMM|xmma|cutlass|nvjet).*(e4m3|e5m2|float_e4m3|float_e5m2|fp8|_qq)"),

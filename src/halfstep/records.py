@@ -104,7 +104,7 @@ STEPS_COLUMNS: dict[str, str] = {
     "skipped": "1 if GradScaler skipped the optimizer step",
 }
 KERNELS_COLUMNS: dict[str, str] = {
-    "kind": "kind of kernel",
+    "kind": "kind of kernel when it was measured; tables/ and figures go by the present table of kinds",
     "kernel": "the kernel's name",
     "calls_per_step": "launches in one step",
     "ms_per_step": "summed duration in one step (ms)",

@@ -150,7 +150,7 @@ class Settings(Frozen):
         "a DataLoader with one worker per core and pinned memory, its wait and the copy inside the step",
     )
     memory_cap_gib: PositiveFloat | None = Field(
-        None, description="let torch's allocator have no more than this, to act as a smaller card (GiB)"
+        None, description="let torch's allocator on a GPU have no more than this, to act as a smaller card (GiB)"
     )
 
 
@@ -361,10 +361,17 @@ def read_config(path: Path) -> dict[str, Any]:
         loaded = yaml.load(text, _UniqueKeyLoader)
     except StudyError as error:
         raise StudyError(f"{path}: {error}.") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        hint = " (YAML is indented with spaces, not tabs)" if "\\t" in str(error.problem) else ""
+        raise StudyError(f"{path}: is not YAML: {place}{error.problem}{hint}.") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise StudyError(f"{path}: is not YAML: {' '.join(str(error).split())}.") from error
+    if loaded is None:
+        raise StudyError(f"{path}: is empty: it should hold keys such as 'comparisons:'.")
     if not isinstance(loaded, dict):
-        raise StudyError(f"{path}: should hold keys such as 'comparisons:', and holds {type(loaded).__name__}.")
+        raise StudyError(f"{path}: should hold keys such as 'comparisons:', and is a {type(loaded).__name__}.")
     return loaded
 
 
@@ -381,25 +388,51 @@ def validate(config: Mapping[str, Any], source: str = "config.yaml") -> Study:
         raise StudyError("\n".join(_sentence(source, dict(problem)) for problem in problems)) from error
 
 
+_QUOTED = re.compile(r"'([^']+)'")
+# what is wrong with a value, by pydantic's type of the mistake; its own words speak of Python
+_MISTAKES = {
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "int_parsing_size": "should be a smaller number",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+    "finite_number": "should be a finite number",
+    "greater_than": "should be above {gt}",
+    "greater_than_equal": "should be at least {ge}",
+    "string_type": "should be text: put quotes round it",
+    "dict_type": "should hold keys with values",
+    "model_type": "should hold keys with values",
+    "model_attributes_type": "should hold keys with values",
+    "too_short": "is empty: it needs at least one entry",
+}
+
+
 def _sentence(source: str, problem: dict[str, Any]) -> str:
+    """One mistake: the file, the key, the value, what would be right."""
     path = [str(part) for part in problem["loc"] if part != "[key]"]
-    context = problem.get("ctx") or {}
-    if problem["type"] == "unknown_key":
-        return f"{source}: the key {'.'.join([*path, context['key']])} is unknown: {context['hint']}."
-    key = ".".join(path) or "the file"
-    message = problem["msg"]
-    if problem["type"] == "missing":
+    kind, context, value = problem["type"], problem.get("ctx") or {}, problem["input"]
+    key = ".".join(path) or "it"
+    if kind == "unknown_key":
+        name = context["key"]
+        hint = "a space is missing after the colon" if ":" in name else context["hint"]
+        return _ended(f"{source}: the key {'.'.join([*path, name])} is unknown: {hint}")
+    if kind == "missing":
         return f"{source}: the key {key} is missing."
-    if problem["type"] == "baseline":
-        return f"{source}: {key} {message}."
-    if problem["type"] == "too_short":
-        return f"{source}: {key} is empty: it needs at least one entry."
-    if problem["type"] == "literal_error" and problem["input"] is not None:
-        choices = re.findall(r"'([^']+)'", context["expected"])
-        message = f"is unknown: {nearest(problem['input'], choices)}"
-    if problem["type"] == "choice":
-        return f"{source}: {key} = {problem['input']!r} {message}."
-    value = problem["input"]
-    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
-    verb = "" if message.startswith("is ") else "is not valid: "
-    return f"{source}: {key} = {shown} {verb}{message[0].lower()}{message[1:]}."
+    if kind == "baseline":
+        return _ended(f"{source}: {key} {problem['msg']}")
+    if kind == "literal_error":
+        message = f"is unknown: {nearest(value, _QUOTED.findall(context['expected']))}"
+    else:
+        message = _MISTAKES.get(kind, problem["msg"]).format(**context)
+    if value is None:
+        needed = {"literal_error": message.removeprefix("is unknown: "), "string_type": "it needs a word"}
+        return _ended(f"{source}: {key} is empty: {needed.get(kind, f'it {message}')}")
+    if isinstance(value, str | int | float):
+        subject = f"the name {value!r} in {'.'.join(path[:-1])}" if "[key]" in problem["loc"] else f"{key} = {value!r}"
+        return _ended(f"{source}: {subject} {message}")
+    return _ended(f"{source}: {key} {message}")
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith("?") else f"{sentence}."

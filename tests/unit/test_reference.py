@@ -50,6 +50,14 @@ def test_nearly_all_kernel_time_has_a_kind(scope: Path) -> None:
         assert unknown <= 0.02 * sum(ms for _, ms in times), path
 
 
+@pytest.mark.parametrize("scope", SCOPES, ids=lambda path: path.name)
+def test_plain_fp32_casts_nothing(scope: Path) -> None:
+    found = sorted(scope.glob("runs/*/fp32/rep*/kernels.csv"))
+    assert found
+    for path in found:
+        assert not [row["kernel"] for row in rows(path) if kind_of(row["kernel"]) == "cast/scale"], path
+
+
 def test_the_readme_says_what_the_csvs_say() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     speedups = {

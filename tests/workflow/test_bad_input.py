@@ -68,21 +68,21 @@ CONFIGS: dict[str, tuple[Callable[[Config], Config], tuple[str, ...]]] = {
         lambda config: {**config, "comparisons": {"lm": {"workload": "lm", "variants": {"fp32": {}}}}},
         ("key comparisons.lm.baseline is missing",),
     ),
-    "negative batch": (put(-16, *BF16, "batch"), ("comparisons.lm.variants.bf16.batch = -16", "greater than 0")),
+    "negative batch": (put(-16, *BF16, "batch"), ("comparisons.lm.variants.bf16.batch = -16", "above 0")),
     "batch: yes": (put(True, *BF16, "batch"), ("comparisons.lm.variants.bf16.batch = True", "should be a number")),
     "empty comparison": (put({}, "comparisons", "lm", "variants"), ("comparisons.lm.variants is empty",)),
     "no comparisons": (put({}, "comparisons"), ("comparisons is empty",)),
     "variants as a list": (
         put(["fp32", "bf16"], "comparisons", "lm", "variants"),
-        ("comparisons.lm.variants = a list",),
+        ("comparisons.lm.variants should hold keys",),
     ),
     "slash in a variant's name": (
         put({}, "comparisons", "lm", "variants", "bf16/blocks"),
-        ("'bf16/blocks' is not a valid name", "letters, digits"),
+        ("the name 'bf16/blocks' in comparisons.lm.variants is not", "letters, digits"),
     ),
     "space in a variant's name": (
         put({}, "comparisons", "lm", "variants", "bf16 blocks"),
-        ("'bf16 blocks' is not a valid name", "letters, digits"),
+        ("the name 'bf16 blocks' in comparisons.lm.variants is not", "letters, digits"),
     ),
 }
 # the whole of config.yaml, and what the sentence has to say
@@ -100,7 +100,7 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
 OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown key": ("sclae=full", ("key sclae is unknown", "did you mean 'scale'?")),
     "unknown value": ("scale=smok", ("scale = 'smok' is unknown", "did you mean 'smoke'?")),
-    "no number": ("replicates=three", ("replicates = 'three'", "integer")),
+    "no number": ("replicates=three", ("replicates = 'three'", "whole number")),
     "nested": (
         "comparisons={lm: {variants: {bf16: {precision: bf61}}}}",
         ("comparisons.lm.variants.bf16.precision = 'bf61' is unknown", "did you mean 'bf16'?"),
@@ -112,7 +112,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 # a command of halfstep, and what its sentence has to say
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "study that is no JSON": (("collect", "results/cpu", "--study", "{"), ("--study", "JSON")),
-    "study that is a list": (("collect", "results/cpu", "--study", "[]"), ("list",)),
+    "study that is a list": (("collect", "results/cpu", "--study", "[]"), ("--study: it should hold keys",)),
     "report of no scope": (("report", "results/h100"), ("results/h100", "not there")),
     "plot of no scope": (("plot", "results/h100"), ("results/h100", "not there")),
     "text of no scope": (("report", "results/h100", "--text-only"), ("results/h100", "not there")),
@@ -210,17 +210,17 @@ def test_the_planted_torch_would_be_noticed(finished: Tree, tmp_path: Path) -> N
 
 def test_every_mistake_has_its_sentence(tree: Tree, config: Config) -> None:
     mistakes: dict[tuple[str, ...], tuple[Any, str]] = {
-        ("replicates",): (0, "greater than 0"),
-        ("seed",): (-1, "greater than or equal to 0"),
+        ("replicates",): (0, "above 0"),
+        ("seed",): (-1, "at least 0"),
         ("window", "min_seconds"): (float("inf"), "finite"),
         ("comparisons", "lm", "workload"): ("vit", "vit_huge, lm"),
-        ("comparisons", "lm", "replicates"): ("few", "integer"),
+        ("comparisons", "lm", "replicates"): ("few", "whole number"),
         (*BF16, "compile"): ("block", "did you mean 'blocks'?"),
         (*BF16, "optimizer"): ("adam", "adamw_fused"),
         (*BF16, "norm"): ("rms_norm", "did you mean 'rmsnorm'?"),
         (*BF16, "data"): ("disk", "resident, dataloader"),
-        (*BF16, "batch"): (16.5, "integer"),
-        (*BF16, "memory_cap_gib"): (0, "greater than 0"),
+        (*BF16, "batch"): (16.5, "whole number"),
+        (*BF16, "memory_cap_gib"): (0, "above 0"),
     }
     for keys, (value, _) in mistakes.items():
         put(value, *keys)(config)
