@@ -5,10 +5,12 @@ include: "rules/measure.smk"
 include: "rules/report.smk"
 
 
-# The records too: beside an older report, a job that died would else end in "nothing to be done".
+# Not the report alone: beside an older one, what is gone or whose job died would else be "nothing to be done".
 rule all:
     default_target: True
     input:
         f"{OUT}/system/doctor.json",
         RECORDS,
+        rules.collect_runs.output,
+        rules.plot_figures.output,
         f"{OUT}/report.md",

@@ -1,6 +1,7 @@
 # config -> Study, scope and paths: nothing else.
 import atexit
 import hashlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ def stop(message):
     print(message, file=sys.stderr)
     sys.exit(2)
 
+
+# the rules take the code from src/ of the folder they run in: elsewhere another halfstep, or none, would measure
+if not Path.cwd().samefile(ROOT):
+    stop(f"Call snakemake in {ROOT} and without --directory: config.yaml and results/ lie beside the Snakefile.")
 
 if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
     stop("There is no image to run in yet: leave --use-singularity out, and everything runs on the host.")
@@ -45,7 +50,8 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ["HALFSTEP_SCOPE"] = SCOPE.name
 # this process: the one that a run must not outlive
 os.environ["HALFSTEP_SNAKEMAKE"] = f"{os.getpid()}@{os.readlink('/proc/self/ns/pid')}"
-os.environ["HALFSTEP_STUDY"] = STUDY.model_dump_json()
+# ASCII: the locale may know no more
+os.environ["HALFSTEP_STUDY"] = json.dumps(STUDY.model_dump(mode="json"))
 
 
 envvars:
@@ -80,9 +86,14 @@ def conclude():
     ran = workflow.executor_plugin is not None and not workflow.dryrun
     if ran and Path(OUT).is_dir():
         link = Path("results/latest")
-        link.unlink(missing_ok=True)
-        link.symlink_to(SCOPE.name)
-        print(f"report: {OUT}/report.md", file=sys.stderr)
+        try:
+            if link.is_symlink():
+                link.unlink(missing_ok=True)
+            link.symlink_to(SCOPE.name)
+        except OSError as error:  # something else of that name, a folder that may not be written to, another call
+            print(f"results/latest does not point to {OUT}: {error.strerror}", file=sys.stderr)
+        if Path(OUT, "report.md").exists():
+            print(f"report: {OUT}/report.md", file=sys.stderr)
 
 
 if workflow.is_main_process:

@@ -4,7 +4,7 @@ rule collect_runs:
         RECORDS,
     output:
         study=f"{OUT}/study.json",
-        tables=multiext(f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "kernels.csv"),
+        tables=multiext(f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "ranking.csv", "kernels.csv"),
     log:
         f"{OUT}/logs/collect_runs.log",
     params:

@@ -17,6 +17,7 @@ from halfstep.study import Run, Scope, Study, StudyError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 ScopeFolder = Annotated[Path, typer.Argument(help="the scope's folder, e.g. results/h200", metavar="RESULTS")]
+LATEST = Path("results/latest")
 StudyJson = Annotated[
     str | None,
     typer.Option(
@@ -59,40 +60,36 @@ def run(
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
 
-def load_study(folder: Path, text: str | None) -> Study:
-    """The study as given, or as the last `collect` left it in the folder."""
-    path = folder / "study.json"
-    source = "--study"
-    if text is None:
-        source = str(path)
-        if not path.is_file():
-            raise fail(f"{path} is not there: name the folder of a scope, such as results/h200, after a study has run")
-        text = path.read_text(encoding="utf-8")
+def load_study(folder: Path, text: str | None) -> tuple[Scope, Study]:
+    """Scope and study: as the last `collect` left them in the folder, or the study given and the folder's own name."""
+    from halfstep.report import snapshot
+
     try:
-        return studies.validate(json.loads(text), source=source)
+        if text is None:
+            return snapshot.read(folder)
+        return snapshot.scope_by_name(folder), studies.validate(json.loads(text), source="--study")
     except json.JSONDecodeError as error:
-        raise fail(f"{source}: is not JSON: {error}.") from error
+        raise fail(f"--study: is not JSON: {error}.") from error
     except StudyError as error:
         raise fail(str(error)) from error
 
 
 @app.command()
-def collect(folder: ScopeFolder, study: StudyJson = None) -> None:
+def collect(folder: ScopeFolder = LATEST, study: StudyJson = None) -> None:
     """Gather the runs' CSVs into tables/."""
     from halfstep.fingerprint import run_fingerprint
     from halfstep.report.collect import collect as collect_runs
 
-    the_study = load_study(folder, study)
-    scope = Scope.parse(folder.name)
+    scope, the_study = load_study(folder, study)
     codes = None
     if study is not None:
         keys = studies.run_keys(the_study, scope)
         codes = {key: run_fingerprint(studies.resolve(the_study, scope, key).modules.values()) for key in keys}
-    collect_runs(folder, the_study, codes)
+    collect_runs(folder, the_study, codes, scope)
 
 
 @app.command()
-def plot(folder: ScopeFolder) -> None:
+def plot(folder: ScopeFolder = LATEST) -> None:
     """Draw figures/ from tables/."""
     from halfstep.report.figures import plot as plot_figures
 
@@ -102,7 +99,7 @@ def plot(folder: ScopeFolder) -> None:
 
 @app.command()
 def report(
-    folder: ScopeFolder,
+    folder: ScopeFolder = LATEST,
     study: StudyJson = None,
     text_only: Annotated[bool, typer.Option("--text-only", help="take tables/ and figures/ as they are")] = False,
 ) -> None:
@@ -140,7 +137,7 @@ def schema() -> None:
 
 @app.command()
 def runs(
-    folder: ScopeFolder = Path("results/latest"),
+    folder: ScopeFolder = LATEST,
     status: Annotated[str, typer.Option(help="only runs of this status, e.g. unsupported, stale")] = "",
     comparison: Annotated[str, typer.Option(help="only runs of this comparison")] = "",
 ) -> None:
@@ -164,4 +161,13 @@ def runs(
 
 
 def main() -> None:
-    app()
+    from halfstep.records import RecordError
+
+    try:
+        app()
+    except RecordError as error:
+        message = f"{error}; `halfstep report` without --text-only makes tables and figures again"
+    except OSError as error:  # a full disk, a folder that may not be written to
+        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
+    print(message, file=sys.stderr)
+    sys.exit(2)

@@ -22,7 +22,7 @@ from halfstep.records import (
     TABLE_STATUSES,
     write_text,
 )
-from halfstep.report.tables import KERNELS_TABLE_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
+from halfstep.report.tables import KERNELS_TABLE_COLUMNS, RANKING_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
 from halfstep.study import Study
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -91,6 +91,7 @@ def tables() -> dict[str, str]:
         "kinds": ", ".join(f"`{kind}`" for kind in KINDS) + "\n",
         "variants": columns(VARIANTS_COLUMNS),
         "speedups": columns(SPEEDUPS_COLUMNS),
+        "ranking": columns(RANKING_COLUMNS),
         "kernels-table": columns(KERNELS_TABLE_COLUMNS),
     }
 

@@ -113,11 +113,14 @@ RUN_FILES = ("summary.csv", "steps.csv", "kernels.csv", "record.json")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that readers see the old content or the new, never a part."""
+    """Write a file so that readers see the old content or the new, never a part.
+
+    An error's text may hold bytes that are no text, as from a file's name: they are escaped.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -139,6 +142,11 @@ def write_csv(path: Path, columns: Mapping[str, str] | Sequence[str], rows: Sequ
     writer.writeheader()
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     write_text(path, text.getvalue())
+
+
+def as_cell(value: Any) -> str:
+    """The text that `write_csv` writes and `read_csv` reads."""
+    return "" if value is None else str(_cell(value))
 
 
 def _cell(value: Any) -> Any:
@@ -181,7 +189,10 @@ def read_csv(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
         raise RecordError(f"{path.name} cannot be read") from error
     if not text.endswith("\n"):
         raise RecordError(f"{path.name} is cut off: its last line does not end")
-    rows = list(csv.reader(io.StringIO(text)))
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise RecordError(f"{path.name} is no CSV: {error}") from error
     if not rows or rows[0] != list(columns):
         raise RecordError(f"{path.name} does not have the columns of this version of halfstep")
     if any(len(row) != len(columns) for row in rows):
@@ -200,7 +211,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError("record.json cannot be read") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RecordError("record.json is not whole JSON") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise RecordError(f"record.json is not of format {FORMAT}")

@@ -32,7 +32,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # folders and figures are named after it
 SMOKE_BATCH = 2
 SMOKE_REPLICATES = 2
 
@@ -76,7 +76,8 @@ def _no_bool(value: Any) -> Any:
 def _name(value: str) -> str:
     if not NAME.fullmatch(value):
         raise PydanticCustomError(
-            "name", "is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or digit"
+            "name",
+            "is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 100",
         )
     return value
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halfstep.cli import app
-from halfstep.measure import supervisor
+from halfstep.measure import row, supervisor
 from halfstep.measure.supervisor import Orphaned, Outcome
 from halfstep.records import STATUSES, SUMMARY_COLUMNS, read_record, write_csv, write_json
 from halfstep.study import Run, Scope, resolve, validate
@@ -162,3 +164,34 @@ def test_the_program_itself_ends_with_a_sentence_and_no_traceback() -> None:
     )
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("RUN is not a resolved run") and len(found.stderr.splitlines()) == 1
+
+
+def test_a_scope_is_judged_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """results/latest and `.` name no device: by their names every run would be of another configuration."""
+    folder = tmp_path / "results" / "cpu-smoke"
+    write_json(folder / "study.json", STUDY.model_dump(mode="json"))
+    (tmp_path / "results" / "latest").symlink_to("cpu-smoke")
+    outcome = Outcome("unsupported", "not here")
+    for variant in ("a", "b"):
+        for n in (1, 2):
+            run = resolve(STUDY, Scope("cpu", "smoke"), ("c", variant, n))
+            row.write(folder / f"runs/c/{variant}/rep{n}", run, "c0de", outcome, None, None, datetime.now(UTC))
+    monkeypatch.chdir(folder)
+    for name in (tmp_path / "results" / "latest", folder, Path(), Path("..") / "cpu-smoke", Path("runs") / ".."):
+        assert halfstep("collect", name).exit_code == 0
+        assert set(listed(name, "--status", "unsupported")) == {f"c/{v}/rep{n}" for v in "ab" for n in (1, 2)}
+
+
+@pytest.mark.parametrize("command", [["collect"], ["plot"], ["report", "--text-only"]])
+def test_what_the_machine_refuses_is_a_sentence(tmp_path: Path, command: list[str]) -> None:
+    """A full disk, and tables that are not there: as for a limit on the size of files."""
+    folder = tmp_path / "cpu-smoke"
+    write_json(folder / "study.json", STUDY.model_dump(mode="json"))
+    found = subprocess.run(
+        [sys.executable, "-m", "halfstep", *command, folder],
+        capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (2, "")
+    assert len(found.stderr.splitlines()) == 1
+    assert ("File too large" if command == ["collect"] else "runs.csv cannot be read") in found.stderr

@@ -15,7 +15,7 @@ from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL, Log, Outcome, cache_
 from halfstep.records import KERNELS_COLUMNS, STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, read_record
 from halfstep.study import Run, Scope, resolve, validate
 from halfstep.system.environment import fingerprint
-from halfstep.system.gpu import Gpu
+from halfstep.system.gpu import Gpu, GpuError
 from halfstep.system.telemetry import Telemetry
 
 H200 = Gpu(0, "GPU-1", "NVIDIA H200", "h200", 140.4, (9, 0), "580.159.04", "13.0", 700.0, 700.0)
@@ -205,8 +205,11 @@ class FakeProcess:
 def ended(tmp_path: Path) -> Callable[..., Outcome]:
     """ended(code, result, telemetry): what the supervisor makes of a child that ended so."""
 
-    def conclude(code: int, result: dict[str, Any] | None = None, telemetry: Telemetry | None = None) -> Outcome:
+    def conclude(
+        code: int, result: dict[str, Any] | None = None, telemetry: Telemetry | None = None, compile: str = "none"
+    ) -> Outcome:
         child = supervisor.Child.__new__(supervisor.Child)
+        child.run = run_of(compile=compile)
         child.outcome, child.log, child.phase = Outcome("failed", "", telemetry=telemetry), Log(), "window"
         child.result_file = tmp_path / "result.json"
         if result is not None:
@@ -232,3 +235,75 @@ def test_a_disturbed_window_marks_only_a_run_that_is_else_ok(ended: Callable[...
     outcome = ended(0, {"status": "ok", "reason": ""}, disturbed)
     assert (outcome.status, outcome.reason) == ("disturbed", "Other processes held 3.00 GiB of the GPU's memory.")
     assert ended(0, {"status": "invalid", "reason": "nan"}, disturbed).reason == "nan"
+
+
+def test_a_run_that_was_to_be_compiled_and_was_not_is_invalid(ended: Callable[..., Outcome]) -> None:
+    eager = {"status": "ok", "reason": "", "summary": {**SUMMARY, "compile_s": 0}}
+    assert ended(0, eager).status == "ok"
+    outcome = ended(0, eager, compile="blocks")
+    assert (outcome.status, outcome.reason) == ("invalid", "compile is 'blocks', and torch.compile compiled nothing")
+    compiled = {**eager, "summary": {**SUMMARY, "compile_s": 3.1}}
+    assert ended(0, compiled, compile="blocks").status == "ok"
+
+
+# what a shell may have set, and what it would have done to the numbers
+SWITCHES = {
+    "TORCH_COMPILE_DISABLE": "1",  # compiled becomes eager
+    "TORCHDYNAMO_DISABLE": "1",
+    "TORCH_COMPILE_OVERRIDE_BACKENDS": "eager",
+    "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+    "NVIDIA_TF32_OVERRIDE": "1",  # fp32 becomes tf32
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
+    "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",  # memory_cap_gib and the peaks mean something else
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "OMP_PROC_BIND": "true",
+}
+
+
+def test_the_shell_does_not_say_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environment_of(run_of(compile="blocks"), H200)
+    for name, value in SWITCHES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    found = environment_of(run_of(compile="blocks"), H200)
+    del before["HALFSTEP_SPAWNED"], found["HALFSTEP_SPAWNED"]
+    assert found == {**before, "CUDA_HOME": "/usr/local/cuda"}
+
+
+def test_a_gpu_that_no_longer_says_what_it_is_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> Gpu:
+        raise GpuError("GPU 0 does not answer NVML's question for its name or UUID.")
+
+    monkeypatch.setattr(supervisor, "Child", pytest.fail)
+    monkeypatch.setattr(supervisor, "visible_gpu", lost)
+    outcome, gpu = supervisor.supervise(run_of(), tmp_path / "runs/c/a/rep1", "title")
+    assert (outcome.status, gpu) == ("unsupported", None)
+    assert "does not answer" in outcome.reason
+
+
+@pytest.mark.parametrize("reason", ["a\rb", "a\nb", "x\udcffy", 'a,"b\x85c'])
+def test_any_reason_is_read_back_in_one_row(tmp_path: Path, reason: str) -> None:
+    summary, record = written(tmp_path, Outcome("failed", reason))
+    assert summary["status"] == record["status"] == "failed"
+    assert len(summary["reason"].splitlines()) == 1 and summary["reason"][0] == reason[0]
+
+
+def test_a_recipe_that_applied_infinity_leaves_its_record(tmp_path: Path) -> None:
+    result = {**measured(), "applied": {"gemm": "bf16", "bound": float("inf")}}
+    _, record = written(tmp_path, Outcome("ok", "", result))
+    assert record["applied"] == {"gemm": "bf16", "bound": "Infinity"}
+
+
+def test_a_time_limit_may_be_longer_than_epoll_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout_s: 9999999` for "none": the child's end is seen, and the run has its row."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    study = validate(
+        {"timeout_s": 9_999_999, "comparisons": {"c": {"workload": "lm", "baseline": "a", "variants": {"a": {}}}}}
+    )
+    run = resolve(study, Scope("cpu", "full"), ("c", "a", 1))
+    outcome, _ = supervisor.supervise(run, tmp_path / "cpu/runs/c/a/rep1", "title")
+    assert (outcome.status, "exit code 1" in outcome.reason) == ("failed", True)

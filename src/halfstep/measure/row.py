@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ def write(
     """Write the run's four files and its log.txt under `out`, which ends in <comparison>/<variant>/rep<n>."""
     identity = {"comparison": out.parents[1].name, "variant": out.parents[0].name, "replicate": run.replicate}
     asked = run.model_dump(exclude={"device", "scale", "replicate", "seed", "window", "timeout_s", "modules"})
-    verdict = {"status": outcome.status, "reason": outcome.reason}
+    verdict = {"status": outcome.status, "reason": " ".join(outcome.reason.split())}
     provenance = {
         "sitting": os.environ.get("HALFSTEP_SITTING", ""),
         "image": image(),
@@ -60,7 +61,8 @@ def write(
         "environment_hash": environment_hash,
         "gpu": vars(gpu) if gpu else None,
         "telemetry": vars(outcome.telemetry) if outcome.telemetry else None,
-        "applied": outcome.result.get("applied", {}),
+        # JSON has no infinity, which a recipe may well have applied
+        "applied": json.loads(json.dumps(outcome.result.get("applied", {})), parse_constant=str),
         "threads": outcome.result.get("threads", {}),
         "started": started.isoformat(timespec="seconds"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),

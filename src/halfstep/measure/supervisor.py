@@ -23,10 +23,12 @@ from typing import Any
 from halfstep.measure.ancestor import snakemake_pidfd
 from halfstep.measure.progress import Progress
 from halfstep.study import Run
-from halfstep.system.gpu import Gpu, visible_gpu
+from halfstep.system.gpu import Gpu, GpuError, visible_gpu
+from halfstep.system.switches import switches, without_switches
 from halfstep.system.telemetry import Sampler, Telemetry
 
 LOG_HEAD, LOG_TAIL = 64 * 1024, 256 * 1024
+LONGEST_WAIT_S = 3600.0  # epoll takes no more than 24 days, and timeout_s may be more
 
 
 class Orphaned(Exception):
@@ -88,7 +90,7 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
     # most of a smoke run, whose C++ kernels may as well be scalar
     smoke = {"TORCHINDUCTOR_VEC_ISA_OK": "0"} if run.device == "cpu" and run.scale == "smoke" else {}
     return {
-        **os.environ,
+        **without_switches(os.environ),
         **smoke,
         "HALFSTEP_EVENTS": str(events),
         "HALFSTEP_SUPERVISOR": str(os.getpid()),
@@ -107,14 +109,24 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
     Raises:
         Orphaned: the Snakemake that started us ended; the child is dead.
     """
-    gpu = None if run.device == "cpu" else visible_gpu()
+    try:
+        gpu = None if run.device == "cpu" else visible_gpu()
+    except GpuError as error:  # lost since Snakemake looked, or another node's CUDA_VISIBLE_DEVICES
+        return Outcome("unsupported", str(error)), None
     if run.device != "cpu" and (gpu is None or gpu.slug != run.device):
         there = f"the GPU here is {gpu.slug!r} ({gpu.name})" if gpu else "no NVIDIA GPU is visible here"
         return Outcome("unsupported", f"asked to measure on {run.device!r}, and {there}"), gpu
+    # Snakemake itself sets OMP_NUM_THREADS
+    note = ", ".join(name for name in switches(os.environ) if name != "OMP_NUM_THREADS")
+    if note:
+        note = f"kept from the measuring process, which is told by its run alone: {note}\n"
+        print(f"{title}: {note}", end="", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder, Progress(title) as progress:
         child = Child(run, gpu, out, Path(folder) / "result.json")
         try:
-            return child.watch(progress), gpu
+            outcome = child.watch(progress)
+            outcome.log = note + outcome.log
+            return outcome, gpu
         finally:
             child.kill()
 
@@ -159,7 +171,8 @@ class Child:
                 if descriptor is not None:
                     selector.register(descriptor, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
+                wait_s = min(LONGEST_WAIT_S, max(0.0, deadline - time.monotonic()))
+                ready = {key.fd for key, _ in selector.select(wait_s)}
                 if ancestor in ready:
                     raise Orphaned
                 if self.process.stdout.fileno() in ready:
@@ -198,6 +211,8 @@ class Child:
                     progress.steps(message["done"], message["total"])
                 case "environment":
                     self.outcome.environment = message["environment"]
+                    if self.run.device == "cpu":  # there they are the device
+                        self.outcome.environment["cores"] = str(len(os.sched_getaffinity(0)))
                 case "window_start" if self.sampler:
                     self.sampler.start_window()
                 case "window_end" if self.sampler:
@@ -214,6 +229,10 @@ class Child:
         else:
             self.outcome.result = json.loads(self.result_file.read_text(encoding="utf-8"))
             self.outcome.status, self.outcome.reason = self.outcome.result["status"], self.outcome.result["reason"]
+            summary = self.outcome.result.get("summary", {})
+            if self.outcome.status == "ok" and self.run.compile != "none" and not summary.get("compile_s"):
+                self.outcome.status = "invalid"
+                self.outcome.reason = f"compile is {self.run.compile!r}, and torch.compile compiled nothing"
             disturbance = self.outcome.telemetry.disturbance() if self.outcome.telemetry else None
             if self.outcome.status == "ok" and disturbance:
                 self.outcome.status, self.outcome.reason = "disturbed", disturbance

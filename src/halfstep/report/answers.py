@@ -7,23 +7,25 @@ from collections import Counter
 from halfstep.report import wording
 from halfstep.report.results import ComparisonResult, Results, VariantResult
 from halfstep.report.statistics import Ranking
-from halfstep.report.wording import code, digits
+from halfstep.report.wording import code, digits, percent
 from halfstep.study import SMOKE_REPLICATES
+
+HOST_BOUND = 0.1  # from this share of idle time on, an answer may be the host's
 
 
 def first_line(results: Results) -> str:
     """What kind of run this was: scale, device, replicates, host or image."""
     if not results.records:
-        return (
-            f"No run of this study has left a usable record for {results.folder.name}: there is nothing to read here."
-        )
+        return f"No run of this study has left a usable record for {results.scope.name}: there is nothing to read here."
     if results.scope.scale == "smoke":
         return (
             f"Smoke run on {_device(results)}: tiny models, {SMOKE_REPLICATES} replicates; these figures test the "
             "pipeline and say nothing about precision or kernels."
         )
     images = Counter(str(record.get("image") or "host") for record in results.records)
-    where = wording.join("on the host" if image == "host" else f"in the image {image[:19]}" for image in images)
+    where = wording.join(
+        "not in a container image" if image == "host" else f"in the image {image[:19]}" for image in images
+    )
     return f"Full study on {_device(results)}, {replicates(results)} per variant, {where}."
 
 
@@ -46,22 +48,25 @@ def what_to_use(comparison: ComparisonResult) -> str:
     if ranking is None:
         return "no answer: no variant was measured."
     best, baseline = comparison[ranking.best], comparison.baseline
+    numbers = "; ".join(filter(None, [_ratios(comparison, ranking), _absolute(comparison, best)]))
+    host_bound = _host_bound(comparison, ranking)
     if len(comparison.measured) == 1:
         return f"only `{best.name}` was measured ({_absolute(comparison, best)}): nothing to compare it with."
     if ranking.winner:
         if best.name == baseline:
-            return f"stay with the baseline, `{baseline}` ({_absolute(comparison, best)}): all others are slower."
-        return f"use `{best.name}`: {_against_baseline(comparison, best)}{_absolute(comparison, best)}."
-    text = f"`{best.name}` measured fastest ({_against_baseline(comparison, best)}{_absolute(comparison, best)})"
+            return f"stay with the baseline, `{baseline}` ({numbers}): all others are slower.{host_bound}"
+        return f"use `{best.name}`: {numbers}.{host_bound}"
+    text = f"`{best.name}` measured fastest ({numbers})"
     if baseline in ranking.tied:
         return (
             f"nothing clears the noise: {text}, but cannot be told apart from the baseline{_others(ranking, baseline)}."
+            f"{host_bound}"
         )
     if ranking.tied:
         text += f", but cannot be told apart from {code(ranking.tied)}"
     if ranking.undecided:
         text += f"; without an interval against {code(ranking.undecided)}, no winner is named"
-    return f"{text}."
+    return f"{text}.{host_bound}"
 
 
 def _others(ranking: Ranking, baseline: str) -> str:
@@ -69,11 +74,34 @@ def _others(ranking: Ranking, baseline: str) -> str:
     return f" `{baseline}`" + (f" (nor from {code(others)})" if others else "")
 
 
-def _against_baseline(comparison: ComparisonResult, variant: VariantResult) -> str:
-    """`1.25 [1.24, 1.26] times the throughput of the baseline `x`, ` or nothing where there is no ratio."""
-    if variant.speedup is None or variant.speedup.value is None:
+def _ratios(comparison: ComparisonResult, ranking: Ranking) -> str:
+    """How many times as fast the best variant is: as the next best, and as the baseline where that is another.
+
+    The two ratios are each paired by replicate, so the one against a near rival can be far narrower.
+    """
+    found = []
+    baseline, second = comparison.baseline, ranking.next_best
+    if second:
+        which = (
+            f"the baseline `{second}`, which is the next best" if second == baseline else f"`{second}`, the next best"
+        )
+        found.append(f"{wording.ratio(ranking.ratios[second])} times {which}")
+    over = comparison[ranking.best].speedup
+    if over and over.value is not None and second != baseline:
+        found.append(f"{wording.ratio(over)} times the baseline `{baseline}`")
+    return ", and ".join(found)
+
+
+def _host_bound(comparison: ComparisonResult, ranking: Ranking) -> str:
+    """A warning where a variant that decides the answer waits for its host: another host may be faster or slower."""
+    names = dict.fromkeys([ranking.best, ranking.next_best or ranking.best, comparison.baseline])
+    shares = {name: comparison[name].idle_share or 0 for name in names}
+    idle = [(name, percent(share)) for name, share in shares.items() if share > HOST_BOUND]
+    if not idle:
         return ""
-    return f"{wording.ratio(variant.speedup)} times the throughput of `{comparison.baseline}`, "
+    (name, share), *others = idle
+    where = wording.join([f"{share} of the step in `{name}`", *(f"{share} in `{name}`" for name, share in others)])
+    return f" Host-bound: the GPU idles {where}; another host may turn this order."
 
 
 def _absolute(comparison: ComparisonResult, variant: VariantResult) -> str:

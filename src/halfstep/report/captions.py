@@ -8,9 +8,11 @@ from statistics import median
 from halfstep.report import wording
 from halfstep.report.charts import time_axis
 from halfstep.report.results import ComparisonResult
-from halfstep.report.tables import IDLE
 from halfstep.report.wording import code, digits, percent
 
+# what a compiler fuses into one kernel; the split between them then says little
+FUSIBLE = ("norm", "pointwise", "cast/scale", "copy")
+GEMMS = ("GEMM", "FP8 GEMM")
 UNKNOWN_SHARE = 0.02  # from here on, kernels that the table of kinds does not know are a finding
 
 
@@ -34,7 +36,13 @@ def speedup(comparison: ComparisonResult, machine: str) -> str:
     ratios = {variant.name: variant.speedup for variant in comparison.measured if variant.speedup}
     with_value = {name: ratio for name, ratio in ratios.items() if ratio.value is not None}
     best = max(with_value, key=lambda name: with_value[name].value or 0)
-    text = f"`{best}` has the highest speed-up over `{comparison.baseline}`: {wording.ratio(with_value[best])}."
+    if (with_value[best].value or 0) > 1:
+        text = f"`{best}` has the highest speed-up over `{comparison.baseline}`: {wording.ratio(with_value[best])}."
+    else:
+        text = (
+            f"No variant is faster than the baseline `{comparison.baseline}`; closest is `{best}`: "
+            f"{wording.ratio(with_value[best])}."
+        )
     tied = [name for name in ranking.tied if name != comparison.baseline] if ranking and ranking.best == best else []
     if tied:
         text += f" It cannot be told apart from {code(tied)}."
@@ -64,21 +72,28 @@ def speedup(comparison: ComparisonResult, machine: str) -> str:
 
 def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequence[float]]], machine: str) -> str:
     within = {
-        name: (variant.require("step_ms_p95") - variant.require("step_ms_p05")) / variant.require("step_ms")
+        (name, run["replicate"]): (float(run["step_ms_p95"]) - float(run["step_ms_p05"])) / float(run["step_ms_median"])
         for name in steps
-        if (variant := comparison[name])["step_ms_p95"] is not None and variant["step_ms_p05"] is not None
+        for run in comparison[name].ok_runs
+        if run["step_ms_p05"] and run["step_ms_p95"]
     }
     between = {
         name: comparison[name].require("step_ms_max") / comparison[name].require("step_ms_min") - 1 for name in steps
     }
-    widest, farthest = (max(spans, key=lambda name: spans[name]) for spans in (within, between))
+    widest = ""
+    if within:
+        name, replicate = max(within, key=lambda key: within[key])
+        widest = (
+            f"The steps of `{name}` vary most, in replicate {replicate}: 5th to 95th percentile span "
+            f"{percent(within[name, replicate])} of its median. "
+        )
+    farthest = max(between, key=lambda name: between[name])
     timed = int(median(len(times) for replicates in steps.values() for times in replicates.values()))
     return (
-        f"The steps of `{widest}` vary most: 5th to 95th percentile span {percent(within[widest])} of its median. "
-        f"Medians of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
+        f"{widest}Medians of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
         "Left: all timed steps; right: the same against the variant's own median. A box per replicate, from top to "
-        "bottom: quartiles and median, whiskers at the 5th and 95th percentile, points beyond; skipped steps are left "
-        "out. "
+        "bottom: quartiles and median, whiskers to the last steps within the 5th to 95th percentile, the others as "
+        "points; skipped steps are left out. "
         f"{_replicates(comparison)}, about {timed} steps each. {machine}.{_unmeasured(comparison)}"
     )
 
@@ -103,12 +118,12 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) 
         text += f" Baseline `{comparison.baseline}`: {numbers(comparison.baseline)}."
     return (
         f"{text} Throughput: geometric mean of the replicates; memory: highest peak of torch's allocator after "
-        f"the warm-up. {_replicates(comparison)}. {machine}.{_unmeasured(comparison)}"
+        f"the warm-up. The axes do not start at 0. {_replicates(comparison)}. {machine}.{_unmeasured(comparison)}"
     )
 
 
 def kernels(comparison: ComparisonResult, machine: str) -> str:
-    """Names the kind of time that changes most from the baseline to the fastest profiled variant."""
+    """Says what changes from the baseline to the fastest profiled variant, what may be fused taken together."""
     factors, unit = time_axis(comparison)
     profiled = [variant for variant in comparison.measured if variant.kernels]
     scaled = {
@@ -117,16 +132,13 @@ def kernels(comparison: ComparisonResult, machine: str) -> str:
     fast = min(profiled, key=lambda variant: variant.require("step_ms") * factors[variant.name]).name
     base = comparison.baseline
     if base in scaled and fast != base:
-        kinds = dict.fromkeys([*scaled[base], *scaled[fast]])
-        change = {kind: scaled[fast].get(kind, 0) - scaled[base].get(kind, 0) for kind in kinds}
-        most = max(change, key=lambda kind: abs(change[kind]))
-        before, after = digits(scaled[base].get(most, 0.0)), digits(scaled[fast].get(most, 0.0))
-        text = f"From `{base}` to `{fast}`, the fastest here, {most} time changes most: {before} to {after} {unit}."
+        compiled = comparison[fast].row["compile"] != "none" == comparison[base].row["compile"]
+        text = f"From `{base}` to `{fast}`, the fastest here: {_changes(scaled[base], scaled[fast], unit, compiled)}"
     else:
         most = max(scaled[fast], key=lambda kind: scaled[fast][kind])
         share = scaled[fast][most] / sum(scaled[fast].values())
         text = f"`{fast}`, the fastest here, spends most of its step in {most}: {percent(share)}."
-    idle = {name: kinds.get(IDLE, 0) / sum(kinds.values()) for name, kinds in scaled.items()}
+    idle = {variant.name: variant.idle_share or 0 for variant in profiled}
     lazy = max(idle, key=lambda name: idle[name])
     if idle[lazy] >= 0.05:
         text += f" The GPU idles most in `{lazy}`: {percent(idle[lazy])} of the step."
@@ -139,6 +151,34 @@ def kernels(comparison: ComparisonResult, machine: str) -> str:
             f"{wording.count(len(vague), 'variant')}, at most {percent(unknown[most])} (`{most}`)."
         )
     return (
-        f"{text} Mean over replicates of a profiled step outside the timed window; idle: the unprofiled median less "
-        f"the time in which a kernel ran. {machine}.{_unmeasured(comparison)}"
+        f"{text} Arithmetic means over replicates of a profiled step outside the timed window, so a bar's total is not "
+        f"quite the step time above, a geometric mean; idle: the unprofiled median less the time in which a kernel "
+        f"ran. {machine}.{_unmeasured(comparison)}"
     )
+
+
+def _changes(before: Mapping[str, float], after: Mapping[str, float], unit: str, compiled: bool) -> str:
+    """What may be fused, together; matrix products where they change; other kinds where it matters to the step."""
+    kinds = list(dict.fromkeys([*before, *after]))
+    fused = [kind for kind in FUSIBLE if kind in kinds]
+    groups = {"GEMM": [kind for kind in GEMMS if kind in kinds]}
+    groups |= {kind: [kind] for kind in kinds if kind not in (*FUSIBLE, *GEMMS)}
+    text = []
+    if fused:
+        go = "together go" if len(fused) > 1 else "goes"
+        fuses = "; Inductor fuses them into pointwise kernels" * (compiled and len(fused) > 1)
+        text.append(f"{wording.join(fused)} {go} from {_span(before, after, fused)} {unit}{fuses}.")
+    step = sum(before.values())
+    for name, members in groups.items():
+        old, new = _sum(before, members), _sum(after, members)
+        if abs(new - old) > (0.02 * old if name == "GEMM" else 0.05 * step):
+            text.append(f"{name[0].upper()}{name[1:]} goes from {_span(before, after, members)}.")
+    return " ".join(text) or f"no kind of kernel changes by much ({unit})."
+
+
+def _sum(times: Mapping[str, float], kinds: Sequence[str]) -> float:
+    return sum(times.get(kind, 0) for kind in kinds)
+
+
+def _span(before: Mapping[str, float], after: Mapping[str, float], kinds: Sequence[str]) -> str:
+    return f"{digits(_sum(before, kinds))} to {digits(_sum(after, kinds))}"

@@ -136,7 +136,8 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
         "hue": "replicate",
         "palette": shades,
         "orient": "h",
-        "native_scale": True,
+        # every row, the empty ones too: seaborn makes boxes as wide as the rows it knows of are apart
+        "order": range(len(position)),
         "whis": (5, 95),
         "width": 0.75,
         "gap": 0.15,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from halfstep.records import (
@@ -16,18 +16,21 @@ from halfstep.records import (
     STEPS_COLUMNS,
     SUMMARY_COLUMNS,
     RecordError,
+    as_cell,
     read_csv,
     read_record,
     write_csv,
-    write_text,
 )
+from halfstep.report import snapshot
 from halfstep.report.tables import (
     KERNELS_TABLE_COLUMNS,
+    RANKING_COLUMNS,
     SETTINGS,
     SPEEDUPS_COLUMNS,
     VARIANTS_COLUMNS,
     Row,
     kernel_rows,
+    ranking_rows,
     speedup_row,
     variant_row,
 )
@@ -35,6 +38,9 @@ from halfstep.study import Run, RunKey, Scope, Study, resolve, run_keys
 
 TEXT_RESULTS = {"sample_unit", "compile_cache"}
 NUMERIC = [column for column in RESULT_COLUMNS if column not in TEXT_RESULTS]
+POSITIVE = ("step_ms_median", "samples_per_step", "samples_per_s")  # of every ok run
+POSITIVE_IF_THERE = ("model_tflop_per_s", "peak_share")
+AS_WRITTEN = 1e-5  # numbers in the files have seven significant digits
 NO_RECORD = "no record: the job never ended by itself"
 
 
@@ -46,16 +52,19 @@ class Collected:
     kernels: list[Row] = field(default_factory=list)
 
 
-def collect(scope_dir: Path, study: Study, codes: Mapping[RunKey, str] | None = None) -> None:
+def collect(
+    scope_dir: Path, study: Study, codes: Mapping[RunKey, str] | None = None, scope: Scope | None = None
+) -> None:
     """Write study.json and the tables of a scope from the runs that the study names.
 
     Args:
-        scope_dir: the scope's folder; its name says device, scale and image.
+        scope_dir: the scope's folder.
         study: what was to be measured.
         codes: fingerprint of the code that would measure each run today; a record of other code is stale.
             Without it only the configuration is compared.
+        scope: device, scale and image of the runs; without it, as the folder's own name says.
     """
-    scope = Scope.parse(scope_dir.name)
+    scope = scope or snapshot.scope_by_name(scope_dir)
     runs: dict[tuple[str, str], list[Collected]] = {
         (name, variant): [] for name, comparison in study.comparisons.items() for variant in comparison.variants
     }
@@ -68,14 +77,14 @@ def collect(scope_dir: Path, study: Study, codes: Mapping[RunKey, str] | None = 
     write_csv(tables / "runs.csv", SUMMARY_COLUMNS, all_rows)
     write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs))
     write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs))
+    write_csv(tables / "ranking.csv", RANKING_COLUMNS, _ranking(study, runs))
     kernels = [
         row
         for (comparison, variant), found in runs.items()
         for row in kernel_rows(comparison, variant, [(run.rows[0], run.kernels) for run in found])
     ]
     write_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS, kernels)
-    # not sorted: the order of comparisons and variants is that of every table and figure
-    write_text(scope_dir / "study.json", json.dumps(study.model_dump(mode="json"), indent=1) + "\n")
+    snapshot.write(scope_dir, scope, study)
 
 
 def _by_case(runs: list[Collected]) -> dict[str, list[Row]]:
@@ -101,6 +110,18 @@ def _speedups(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> 
         for case, rows in _by_case(found).items() if variant != baseline else ():
             # a baseline that failed has no cases of its own
             table.append(speedup_row(baseline_rows.get(case) or next(iter(baseline_rows.values())), rows))
+    return table
+
+
+def _ranking(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
+    """Training steps only: cases of an operator are not ranked."""
+    table = []
+    for name, comparison in study.comparisons.items():
+        rows = {
+            variant: [row for run in runs[name, variant] for row in run.rows if not row["case"]]
+            for variant in comparison.variants
+        }
+        table += ranking_rows(name, rows)
     return table
 
 
@@ -139,8 +160,11 @@ def _check_record(record: Mapping[str, Any], key: RunKey, run: Run, code: str | 
     found = tuple(record.get(name) for name in ("comparison", "variant", "replicate"))
     if found != key:
         raise RecordError(f"the record is of another run: {'/'.join(map(str, found))}")
-    if record.get("status") not in STATUSES:
+    if record.get("status") not in tuple(STATUSES):
         raise RecordError(f"the record has the unknown status {record.get('status')!r}")
+    for name in ("environment", "gpu", "run"):
+        if not isinstance(record.get(name) or {}, dict):
+            raise RecordError(f"record.json: {name} is {record[name]!r}")
     if record.get("run_hash") != run.hash():
         raise RecordError(f"made by another configuration: {_differences(record.get('run'), run)}")
     if code is not None and record.get("code_hash") != code:
@@ -160,9 +184,15 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
     """Raise RecordError unless the CSVs are those of the record and hold numbers where numbers belong."""
     if not summary:
         raise RecordError("summary.csv has no row")
+    if len({row["case"] for row in summary}) != len(summary):
+        raise RecordError("summary.csv has a row twice")
+    said = {name: record[name] for name in ("comparison", "variant", "replicate", "status", "run_hash")}
+    said |= {name: record.get(name) for name in ("sitting", "image", "code_hash")}
+    said |= {"environment": record.get("environment_hash"), "gpu_uuid": (record.get("gpu") or {}).get("uuid")}
+    said |= {name: value for name, value in (record.get("run") or {}).items() if name in SETTINGS}
     for row in summary:
-        for name in ("comparison", "variant", "replicate", "status", "run_hash"):
-            if row[name] != str(record[name]):
+        for name, value in said.items():
+            if row[name] != as_cell(value):
                 raise RecordError(f"summary.csv is not of this record: its {name} is {row[name]!r}")
     ok = record["status"] == "ok"
     _check_numbers("summary.csv", summary, NUMERIC, finite=ok)
@@ -170,12 +200,22 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
     if not ok:
         return
     for row in summary:
-        for name in ("step_ms_median", "samples_per_step"):
+        for name in (*POSITIVE, *(name for name in POSITIVE_IF_THERE if row[name])):
             if not row[name] or float(row[name]) <= 0:
                 raise RecordError(f"summary.csv says ok, and its {name} is {row[name]!r}")
-    counted = sum(row["phase"] == "window" and row["skipped"] != "1" for row in steps)
-    if steps and summary[0]["steps"] != str(counted):
-        raise RecordError(f"steps.csv has {counted} timed steps, summary.csv says {summary[0]['steps']}")
+        speed = float(row["samples_per_step"]) / float(row["step_ms_median"]) * 1e3
+        if not isclose(float(row["samples_per_s"]), speed, rel_tol=AS_WRITTEN):
+            raise RecordError(f"summary.csv contradicts itself: its samples_per_s is {row['samples_per_s']}")
+    if not steps and summary[0]["case"]:
+        return
+    for row in steps:
+        if not row["step_ms"] or float(row["step_ms"]) < 0:
+            raise RecordError(f"steps.csv: step_ms is {row['step_ms']!r}")
+    times = [float(row["step_ms"]) for row in steps if row["phase"] == "window" and row["skipped"] != "1"]
+    if summary[0]["steps"] != str(len(times)):
+        raise RecordError(f"steps.csv has {len(times)} timed steps, summary.csv says {summary[0]['steps']}")
+    if not times or not isclose(float(summary[0]["step_ms_median"]), median(times), rel_tol=AS_WRITTEN):
+        raise RecordError(f"summary.csv is not of steps.csv: its step_ms_median is {summary[0]['step_ms_median']}")
 
 
 def _check_numbers(file: str, rows: list[Row], columns: list[str], *, finite: bool) -> None:

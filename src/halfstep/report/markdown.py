@@ -59,7 +59,7 @@ def render(results: Results) -> str:
         replicates=answers.replicates(results),
         ok=sum(row["status"] == "ok" for row in results.runs),
         problems=sections.problems(results.runs),
-        capabilities=sections.missing_capabilities(results.doctor),
+        capabilities=sections.missing_capabilities(results),
         figures=_figures(results),
         environments=sections.environments(results),
         sittings=sections.sittings(results),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from halfstep.records import SUMMARY_COLUMNS, read_csv, read_record
-from halfstep.report.statistics import Ranking, Ratio, rank
+from halfstep.report import snapshot
+from halfstep.report.statistics import Ranking, Ratio
 from halfstep.report.tables import (
+    IDLE,
     KERNELS_TABLE_COLUMNS,
+    RANKING_COLUMNS,
     SPEEDUPS_COLUMNS,
     VARIANTS_COLUMNS,
     Row,
     number,
-    timings,
 )
-from halfstep.study import Scope, Study, validate
+from halfstep.study import SMOKE_BATCH, Scope, Study
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class VariantResult:
     def ok_runs(self) -> list[Row]:
         return [run for run in self.runs if run["status"] == "ok"]
 
+    @property
+    def idle_share(self) -> float | None:
+        """Share of the step in which no kernel ran; None without a profile."""
+        return self.kernels.get(IDLE, 0) / sum(self.kernels.values()) if self.kernels else None
+
     def __getitem__(self, column: str) -> float | None:
         """The number in a column of variants.csv."""
         return number(self.row[column])
@@ -61,6 +67,7 @@ class ComparisonResult:
     title: str
     baseline: str
     variants: list[VariantResult]
+    ranking: Ranking | None  # None where nothing was measured
 
     @property
     def measured(self) -> list[VariantResult]:
@@ -68,10 +75,6 @@ class ComparisonResult:
 
     def __getitem__(self, name: str) -> VariantResult:
         return next(variant for variant in self.variants if variant.name == name)
-
-    @cached_property
-    def ranking(self) -> Ranking | None:
-        return rank({variant.name: timings(variant.runs) for variant in self.variants})
 
     @property
     def unit(self) -> str:
@@ -106,7 +109,7 @@ class Results:
 
 def load(scope_dir: Path) -> Results:
     """Read study.json, the tables, the records and, if it is there, the doctor's report."""
-    study = validate(json.loads((scope_dir / "study.json").read_text(encoding="utf-8")), "study.json")
+    scope, study = snapshot.read(scope_dir)
     tables = scope_dir / "tables"
     runs = read_csv(tables / "runs.csv", SUMMARY_COLUMNS)
     variants = [row for row in read_csv(tables / "variants.csv", VARIANTS_COLUMNS) if not row["case"]]
@@ -115,6 +118,17 @@ def load(scope_dir: Path) -> Results:
         for row in read_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS)
         if not row["case"]
     }
+    rankings: dict[str, dict[str, dict[str, Ratio]]] = {}  # by comparison and its fastest variant
+    for row in read_csv(tables / "ranking.csv", RANKING_COLUMNS):
+        ratio = Ratio(
+            number(row["ratio"]),
+            number(row["low"]),
+            number(row["high"]),
+            int(row["pairs"]),
+            method=row["method"],
+            reason=row["reason"],
+        )
+        rankings.setdefault(row["comparison"], {}).setdefault(row["fastest"], {})[row["variant"]] = ratio
     kernels: dict[tuple[str, str], dict[str, float]] = {}
     for row in read_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
         kernels.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
@@ -125,14 +139,29 @@ def load(scope_dir: Path) -> Results:
     for row in variants:
         key = row["comparison"], row["variant"]
         found[key[0]].append(VariantResult(row, by_variant[key], speedups.get(key), kernels.get(key, {})))
+    smoke = f" (smoke: tiny model, batch {SMOKE_BATCH})" if scope.scale == "smoke" else ""
     comparisons = [
-        ComparisonResult(name, comparison.title or name, comparison.baseline, found[name])
+        ComparisonResult(
+            name,
+            (comparison.title or name) + smoke,
+            comparison.baseline,
+            found[name],
+            _ranking(rankings.get(name, {}), found[name]),
+        )
         for name, comparison in study.comparisons.items()
     ]
     usable = [row for row in runs if row["status"] not in ("missing", "stale")]
     folders = dict.fromkeys(run_folder(scope_dir, row) for row in usable)
     records = [read_record(folder) for folder in folders]
-    return Results(scope_dir, Scope.parse(scope_dir.name), study, comparisons, runs, records, _doctor(scope_dir))
+    return Results(scope_dir, scope, study, comparisons, runs, records, _doctor(scope_dir))
+
+
+def _ranking(found: dict[str, dict[str, Ratio]], variants: list[VariantResult]) -> Ranking | None:
+    """A single measured variant has nothing to be ranked against, and so no row in ranking.csv."""
+    for best, ratios in found.items():
+        return Ranking(best, ratios)
+    alone = [variant.name for variant in variants if variant.measured]
+    return Ranking(alone[0], {}) if alone else None
 
 
 def run_folder(scope_dir: Path, run: Row) -> Path:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from halfstep.records import TABLE_STATUSES
 from halfstep.report import wording
 from halfstep.report.results import ComparisonResult, Results, VariantResult
 from halfstep.report.statistics import Ratio
-from halfstep.report.tables import Row
-from halfstep.report.wording import EMPTY, digits, percent
+from halfstep.report.tables import Row, number
+from halfstep.report.wording import EMPTY, code, digits, percent
 
 SNAKEMAKE = "snakemake --cores 1"
+UNLIKE = 0.05  # a replicate farther than this from its siblings, or its mean from its median, is a finding
+MOSTLY = 0.5  # share of telemetry samples
 LONGEST_REASON = 600  # characters; the whole reason is in tables/runs.csv
 # in the order in which a reader should know of them
 REMEDIES: dict[str, str] = {
@@ -34,7 +37,7 @@ assert set(REMEDIES) == set(TABLE_STATUSES) - {"ok"}
 def variant_headings(comparison: ComparisonResult) -> list[str]:
     sample = wording.singular(comparison.unit)
     return [
-        "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "peak GiB",
+        "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "peak allocated GiB",
         "model TFLOP/s (of peak)", f"mJ/{sample}", "first step s (of it compiling)", "status",
     ]  # fmt: skip
 
@@ -78,6 +81,120 @@ def ratio_notes(comparison: ComparisonResult) -> list[str]:
         for variant in comparison.measured
         if variant.speedup and variant.speedup.reason
     ]
+
+
+def settings(results: Results, comparison: ComparisonResult) -> str:
+    """What the variants were set to beside precision and compilation; a value is followed by those that differ."""
+    parts = []
+    for key in ("optimizer", "norm", "data"):
+        names: dict[str, list[str]] = {}
+        for variant in comparison.variants:
+            names.setdefault(variant.row[key], []).append(variant.name)
+        several = len(names) > 1
+        values = (f"`{value}`" + (f" ({code(used)})" if several else "") for value, used in names.items())
+        parts.append(f"{key} {wording.join(values)}")
+    counts = {
+        int(n)
+        for record in results.records
+        if record.get("comparison") == comparison.name and (n := (record.get("applied") or {}).get("parameters"))
+    }
+    if counts:
+        parts.append(f"{wording.join(f'{n:,}' for n in sorted(counts))} parameters")
+    return f"Settings: {', '.join(parts)}."
+
+
+def flops(comparison: ComparisonResult) -> str:
+    """Model FLOPs of one sample, and the stated peaks that the shares are of; empty without FLOPs."""
+    per_sample = [
+        tflop / variant.require("samples_per_step")
+        for variant in comparison.measured
+        if (tflop := variant["model_tflop_per_step"]) is not None
+    ]
+    if not per_sample:
+        return ""
+    sample, value = wording.singular(comparison.unit), per_sample[0]
+    amount = f"{digits(value, 4)} TFLOP" if value >= 0.1 else f"{digits(value * 1e3, 4)} GFLOP"
+    text = f"Model FLOPs: {amount} per {sample}"
+    if abs(value - 1) < 0.005:
+        text += f", so TFLOP/s and {comparison.unit}/s are almost the same number here"
+    peaks: dict[str, list[str]] = {}
+    for variant in comparison.measured:
+        if variant["peak_share"] is not None:
+            peaks.setdefault(variant.row["peak_tflop_per_s"], []).append(variant.name)
+    if peaks:
+        stated = wording.join(f"{peak} for {code(names)}" for peak, names in peaks.items())
+        text += f". Stated dense peak in TFLOP/s: {stated}"
+    return f"{text}."
+
+
+def power(comparison: ComparisonResult) -> str:
+    """Whether the runs were at the power limit, and at what clocks; empty where nothing was sampled."""
+    runs = [run for variant in comparison.measured for run in variant.ok_runs]
+    limits = [limit for run in runs if (limit := number(run["power_limit_w"])) is not None]
+    clocks = [clock for run in runs if (clock := number(run["sm_clock_mhz_mean"])) is not None]
+    shares = {v.name: share for v in comparison.measured if (share := v["power_capped_share"]) is not None}
+    parts = []
+    if limits and shares:
+        at = f"at the {_span(limits)} W power limit"
+        capped = [name for name, share in shares.items() if share >= MOSTLY]
+        free = [name for name in shares if name not in capped]
+        if not free:
+            parts.append(f"most of the time {at} in all runs")
+        elif not capped:
+            parts.append(f"seldom or never {at} in any run")
+        elif len(free) <= len(capped):
+            parts.append(f"most of the time {at} in all runs but those of {code(free)}")
+        else:
+            parts.append(f"most of the time {at} in the runs of {code(capped)} alone")
+    if clocks:
+        parts.append(f"mean SM clock {_span(clocks)} MHz")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def outliers(comparison: ComparisonResult) -> list[str]:
+    """Replicates that are unlike their siblings or whose mean is unlike their median: they make intervals wide."""
+    found = []
+    for variant in comparison.measured:
+        medians = {int(run["replicate"]): float(run["step_ms_median"]) for run in variant.ok_runs}
+        for replicate, siblings in _unlike(medians).items():
+            own = medians[replicate]
+            found.append(
+                f"Replicate {replicate} of `{variant.name}` ran {percent(abs(own / siblings - 1))} "
+                f"{'slower' if own > siblings else 'faster'} than the other{'s' * (len(medians) > 2)} "
+                f"({digits(own, 4)} against {digits(siblings, 4)} ms): expect wide intervals where it enters."
+            )
+        for run in variant.ok_runs:
+            own, wall = medians[int(run["replicate"])], number(run["wall_ms_mean"])
+            if wall is not None and abs(wall / own - 1) > UNLIKE:
+                found.append(
+                    f"In replicate {run['replicate']} of `{variant.name}` the mean step by the wall clock is "
+                    f"{percent(abs(wall / own - 1))} {'above' if wall > own else 'below'} the median "
+                    f"({digits(wall, 4)} against {digits(own, 4)} ms): its steps are uneven."
+                )
+    return found
+
+
+def _unlike(medians: dict[int, float]) -> dict[int, float]:
+    """Replicates far from their siblings, each with the siblings' median; of two, the slower one.
+
+    The farthest is taken out before the rest are looked at, so that one slow replicate makes no other a fast one.
+    """
+    found: dict[int, float] = {}
+    rest = dict(sorted(medians.items(), key=lambda item: -item[1]))
+    while len(rest) > 2 or (len(rest) == len(medians) == 2):
+        siblings = {n: median(ms for other, ms in rest.items() if other != n) for n in rest}
+        farthest = max(rest, key=lambda n: max(rest[n] / siblings[n], siblings[n] / rest[n]))
+        if abs(rest[farthest] / siblings[farthest] - 1) <= UNLIKE:
+            break
+        found[farthest] = siblings[farthest]
+        del rest[farthest]
+    return found
 
 
 @dataclass(frozen=True)
@@ -160,12 +277,21 @@ def _runs(records: list[dict[str, Any]]) -> str:
     return ", ".join(f"{name}: {n}" for name, n in counts.items())
 
 
-def missing_capabilities(doctor: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(name, status, detail, remedy) of what the doctor would have something done about."""
+def missing_capabilities(results: Results) -> list[list[str]]:
+    """Lines of name, status, detail and remedy of what the doctor would have something done about.
+
+    Only where a run is unsupported, and one line per remedy: else they explain nothing that is in the report.
+    """
+    if not any(row["status"] == "unsupported" for row in results.runs):
+        return []
+    by_remedy: dict[str, list[tuple[str, str, str]]] = {}
+    for entry in results.doctor.get("capabilities") or []:
+        if isinstance(entry, dict) and entry.get("remedy"):
+            found = str(entry.get("name")), str(entry.get("status")), str(entry.get("detail") or "")
+            by_remedy.setdefault(str(entry["remedy"]), []).append(found)
     return [
-        (str(entry.get("name")), str(entry.get("status")), str(entry.get("detail") or ""), str(entry["remedy"]))
-        for entry in doctor.get("capabilities") or []
-        if isinstance(entry, dict) and entry.get("remedy")
+        [*("; ".join(dict.fromkeys(cells)) for cells in zip(*found, strict=True)), remedy]
+        for remedy, found in by_remedy.items()
     ]
 
 

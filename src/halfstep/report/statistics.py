@@ -73,7 +73,9 @@ def compare(baseline: Sequence[Timing], variant: Sequence[Timing]) -> Ratio:
     left = [run for run in baseline if run.environment in shared]
     right = [run for run in variant if run.environment in shared]
     logs = _paired_logs(left, right)
-    found = Ratio(pairs=len(logs), n_baseline=len(left), n_variant=len(right))
+    left_out = len(baseline) + len(variant) - len(left) - len(right)
+    reason = f"{left_out} of the ok runs left out: made in another environment" if left_out else ""
+    found = Ratio(pairs=len(logs), n_baseline=len(left), n_variant=len(right), reason=reason)
     if len(logs) >= 2:
         value, low, high = _interval(fmean(logs), sqrt(variance(logs) / len(logs)), len(logs) - 1)
         return replace(found, value=value, low=low, high=high, method="paired")
@@ -114,9 +116,28 @@ class Ranking:
     """The fastest variant of a comparison, and what can be said of each other one against it."""
 
     best: str
-    beaten: tuple[str, ...]  # the interval of the best one's speed-up over these lies above 1
-    tied: tuple[str, ...]  # it does not
-    undecided: tuple[str, ...]  # there is no interval
+    ratios: dict[str, Ratio]  # the best one's speed-up over each other measured variant
+
+    @property
+    def beaten(self) -> tuple[str, ...]:
+        """The interval of the best one's speed-up over these lies above 1."""
+        return tuple(name for name, ratio in self.ratios.items() if ratio.above_one)
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """It does not."""
+        return tuple(name for name, ratio in self.ratios.items() if ratio.low is not None and not ratio.above_one)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """There is no interval."""
+        return tuple(name for name, ratio in self.ratios.items() if ratio.low is None)
+
+    @property
+    def next_best(self) -> str | None:
+        """The variant that comes closest to the best one, of those with a ratio."""
+        values = {name: ratio.value for name, ratio in self.ratios.items() if ratio.value is not None}
+        return min(values, key=lambda name: values[name]) if values else None
 
     @property
     def winner(self) -> bool:
@@ -131,11 +152,11 @@ def rank(timings: dict[str, Sequence[Timing]]) -> Ranking | None:
     measured = {name: runs for name, runs in timings.items() if runs}
     if not measured:
         return None
-    best = min(measured, key=lambda name: geometric_mean([run.ms_per_sample for run in measured[name]]))
-    ratios = {name: compare(runs, measured[best]) for name, runs in measured.items() if name != best}
-    return Ranking(
-        best,
-        beaten=tuple(name for name, ratio in ratios.items() if ratio.above_one),
-        tied=tuple(name for name, ratio in ratios.items() if ratio.low is not None and not ratio.above_one),
-        undecided=tuple(name for name, ratio in ratios.items() if ratio.low is None),
-    )
+    by_mean = sorted(measured, key=lambda name: geometric_mean([run.ms_per_sample for run in measured[name]]))
+    rankings = {
+        best: Ranking(best, {name: compare(runs, measured[best]) for name, runs in measured.items() if name != best})
+        for best in by_mean
+    }
+    # the means of two variants may be of different replicates: what a ratio shows to be slower is not the fastest
+    best = next((name for name in by_mean if not any(r.below_one for r in rankings[name].ratios.values())), by_mean[0])
+    return rankings[best]

@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from halfstep.kernel_kinds import KINDS, kind_of
 from halfstep.records import TABLE_STATUSES
-from halfstep.report.statistics import Timing, compare, geometric_mean
+from halfstep.report.statistics import Timing, compare, geometric_mean, rank
 
 Row = dict[str, str]
 Numbers = Sequence[float]
@@ -82,6 +82,17 @@ SPEEDUPS_COLUMNS: dict[str, str] = {
     "n_variant": "ok replicates of the variant that could enter",
     "method": "`paired` (Student's t on the log ratios), `unpaired` (Welch's t on the logs), `single` (one pair, no "
     "interval) or empty (no ratio)",
+    "reason": "why there is no ratio, no interval or no pairing",
+}
+RANKING_COLUMNS: dict[str, str] = {
+    "comparison": "comparison in config.yaml",
+    "variant": "measured variant that is not the fastest",
+    "fastest": "variant with the least time per sample (geometric mean)",
+    "ratio": "time per sample of the variant over the fastest's: how many times as fast the fastest is",
+    "low": "lower end of the 95 % interval",
+    "high": "upper end of the 95 % interval",
+    "pairs": "replicates measured on both sides on one GPU in one sitting and environment",
+    "method": "as in speedups.csv",
     "reason": "why there is no ratio, no interval or no pairing",
 }
 KERNELS_TABLE_COLUMNS: dict[str, str] = {
@@ -174,6 +185,27 @@ def speedup_row(baseline: Sequence[Row], variant: Sequence[Row]) -> Row:
         "method": ratio.method,
         "reason": ratio.reason,
     }
+
+
+def ranking_rows(comparison: str, variants: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The rows of ranking.csv: the fastest variant against each other one that was measured."""
+    ranking = rank({name: timings(rows) for name, rows in variants.items()})
+    if ranking is None:
+        return []
+    return [
+        {
+            "comparison": comparison,
+            "variant": name,
+            "fastest": ranking.best,
+            "ratio": cell(ratio.value),
+            "low": cell(ratio.low),
+            "high": cell(ratio.high),
+            "pairs": str(ratio.pairs),
+            "method": ratio.method,
+            "reason": ratio.reason,
+        }
+        for name, ratio in ranking.ratios.items()
+    ]
 
 
 def kernel_rows(comparison: str, variant: str, runs: Sequence[tuple[Row, Sequence[Row]]]) -> list[Row]:

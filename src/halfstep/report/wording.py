@@ -25,19 +25,22 @@ def percent(share: float | None) -> str:
 
 
 def ratio(value: Ratio) -> str:
-    """`1.25 [1.24, 1.26]`, with a fourth digit where three would hide the interval or its side of 1."""
+    """`1.25 [1.24, 1.26]`: three digits, but more where the interval or an end's side of 1 would not show."""
     if value.value is None:
         return EMPTY
     if value.low is None or value.high is None:
         return digits(value.value)
-    close = digits(value.low) == digits(value.high) or "1.00" in (digits(value.low), digits(value.high))
-    middle, low, high = (_bounded(number, 4 if close else 3) for number in (value.value, value.low, value.high))
-    return f"{middle} [{low}, {high}]"
+    shown = {digits(number) for number in (value.value, value.low, value.high)}
+    significant = 3 if len(shown) == 3 else 4
+    return f"{digits(value.value, significant)} [{_end(value.low, significant)}, {_end(value.high, significant)}]"
 
 
-def _bounded(number: float, significant: int) -> str:
+def _end(number: float, significant: int) -> str:
     """Two replicates that disagree give intervals over many orders of magnitude; their digits would say nothing."""
-    return "<0.001" if number < 1e-3 else ">1,000" if number > 1e3 else digits(number, significant)
+    if not 1e-3 <= number <= 1e3:
+        return "<0.001" if number < 1 else ">1,000"
+    enough = (more for more in range(significant, 6) if float(f"{number:.{more}g}") != 1 or number == 1)
+    return digits(number, next(enough, 6))
 
 
 def status(word: str) -> str:

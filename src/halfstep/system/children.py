@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from halfstep.system.switches import without_switches
+
 
 def outcome(status: str, detail: str, remedy: str | None = None) -> dict[str, Any]:
     """What is known of a capability, as the doctor reports it."""
@@ -28,7 +30,7 @@ def run_probe(command: Sequence[str], time_limit_s: float) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="halfstep-", ignore_cleanup_errors=True) as folder:
         environment = {
-            **os.environ,
+            **without_switches(os.environ),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that CUDA's first GPU is NVML's
             "OMP_NUM_THREADS": "1",
             "TMPDIR": folder,

@@ -124,7 +124,49 @@ def decimal_comma(folder: Path) -> None:
         csv.writer(stream, lineterminator="\n").writerows([heading, cells])
 
 
+def set_cell(name: str, column: str, value: str, row: int = 0):
+    def edit(folder: Path) -> None:
+        path = folder / name
+        with path.open(newline="") as stream:
+            lines = list(csv.reader(stream))
+        lines[1 + row][lines[0].index(column)] = value
+        with path.open("w", newline="") as stream:
+            csv.writer(stream, lineterminator="\n").writerows(lines)
+
+    return edit
+
+
+def twice(folder: Path) -> None:
+    heading, line = (folder / "summary.csv").read_text().splitlines()
+    (folder / "summary.csv").write_text(f"{heading}\n{line}\n{line}\n")
+
+
+def heading_only(folder: Path) -> None:
+    (folder / "steps.csv").write_text((folder / "steps.csv").read_text().splitlines()[0] + "\n")
+
+
 FAULTS = {
+    "edited median": (set_cell("summary.csv", "step_ms_median", "1.0"), "samples_per_s"),
+    "edited throughput": (set_cell("summary.csv", "samples_per_s", "99999"), "samples_per_s is 99999"),
+    "no throughput": (set_cell("summary.csv", "samples_per_s", ""), "its samples_per_s is ''"),
+    "throughput of 0": (set_cell("summary.csv", "samples_per_s", "0"), "its samples_per_s is '0'"),
+    "TFLOP/s of 0": (set_cell("summary.csv", "model_tflop_per_s", "0"), "its model_tflop_per_s is '0'"),
+    "negative share of the peak": (set_cell("summary.csv", "peak_share", "-1"), "its peak_share is '-1'"),
+    "negative step": (set_cell("steps.csv", "step_ms", "-5"), "step_ms is '-5'"),
+    "empty step": (set_cell("steps.csv", "step_ms", ""), "step_ms is ''"),
+    "steps of another replicate": (swap_in("steps.csv", 1), "not of steps.csv"),
+    "no steps": (heading_only, "steps.csv has 0 timed steps"),
+    "another sitting": (set_cell("summary.csv", "sitting", "s9"), "its sitting is 's9'"),
+    "another environment": (set_cell("summary.csv", "environment", "e9"), "its environment is 'e9'"),
+    "another GPU": (set_cell("summary.csv", "gpu_uuid", "GPU-9"), "its gpu_uuid is 'GPU-9'"),
+    "another batch": (set_cell("summary.csv", "batch", "9"), "its batch is '9'"),
+    "another precision": (set_cell("summary.csv", "precision", "fp8"), "its precision is 'fp8'"),
+    "a row twice": (twice, "has a row twice"),
+    "a cell without an end": (set_cell("steps.csv", "loss", "1" * 200_000), "is no CSV"),
+    "environment that is a list": (edit_record(environment=[1]), "environment is [1]"),
+    "GPU that is a word": (edit_record(gpu="H200"), "gpu is 'H200'"),
+    "status that is a list": (edit_record(status=["ok"]), "unknown status"),
+    "record without a bottom": (lambda folder: (folder / "record.json").write_text("[" * 100_000), "not whole JSON"),
     "other configuration": (edit_record(run_hash="0" * 16), "another configuration"),
     "cut record": (cut("record.json"), "record.json is not whole JSON"),
     "cut summary": (cut("summary.csv"), "summary.csv is cut off"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from halfstep.report import charts
 from halfstep.report.charts import _ratio_limits
 from halfstep.report.collect import collect
 from halfstep.report.figures import efficient, plot, window_steps
@@ -45,7 +47,10 @@ def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200,
     assert "3 paired replicates" in text
     assert "NVIDIA H200" in text
     assert "`fp32` (out of memory)" in text
-    assert "pointwise time changes most: 136 to 77.0 ms per step" in found["kernels"]["caption"]
+    assert (
+        "norm, pointwise, cast/scale and copy together go from 157 to 77.4 ms per step; Inductor"
+        in found["kernels"]["caption"]
+    )
     assert "`bf16-weights` is both fastest and smallest" in found["memory"]["caption"]
 
 
@@ -96,6 +101,52 @@ def test_an_interval_that_says_nothing_does_not_hide_the_others():
     assert ratio(wild) == "9.50 [<0.001, >1,000]"
     assert _ratio_limits([wild, tame]) == (1e-16, 2.5 * 9.5)
     assert _ratio_limits([tame]) == (1.0, 1.26)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (Ratio(0.89994, 0.80741, 1.0031), "0.900 [0.807, 1.003]"),
+        (Ratio(1.0264, 1.01955, 1.03328), "1.026 [1.020, 1.033]"),
+        (Ratio(0.98, 0.97, 0.99997), "0.980 [0.970, 0.99997]"),
+        (Ratio(1.25, 1.24, 1.26), "1.25 [1.24, 1.26]"),
+        (Ratio(1.25, 1.25, 1.25), "1.250 [1.250, 1.250]"),
+        (Ratio(1.25), "1.25"),
+    ],
+)
+def test_ratios_have_three_digits_unless_they_hide_something(found, text):
+    assert ratio(found) == text
+
+
+def test_the_widest_replicate_is_named(h200, scopes, unsaved):
+    summary = h200 / "runs" / "vit-b128" / "whole" / "rep3" / "summary.csv"
+    heading, cells = csv.reader(summary.read_text().splitlines())
+    cells[heading.index("step_ms_p95")] = str(float(cells[heading.index("step_ms_p05")]) * 2)
+    summary.write_text(f"{','.join(heading)}\n{','.join(cells)}\n")
+    collect(h200, validate(scopes.config))
+    plot(h200)
+    text = captions(h200)["vit-b128"]["spread"]["caption"]
+    assert text.startswith("The steps of `whole` vary most, in replicate 3: 5th to 95th percentile span 99 % of its")
+
+
+def test_slow_downs_are_not_called_speed_ups(tmp_path, scopes, unsaved):
+    behaviour = {**scopes.behaviour, "blocks": {**scopes.vit, "ms": 400.0}}
+    for name in ("whole", "bf16-weights"):
+        del behaviour[name]
+    scopes.make(tmp_path / "h200", scopes.config, behaviour)
+    plot(tmp_path / "h200")
+    text = captions(tmp_path / "h200")["vit-b128"]["speedup"]["caption"]
+    assert text.startswith("No variant is faster than the baseline `eager`; closest is `blocks`: 0.")
+
+
+def test_boxes_keep_their_rows_where_variants_between_have_no_steps(h200):
+    comparison = load(h200).comparisons[0]
+    steps = {name: {1: [1.0, 2.0, 3.0], 2: [1.0, 2.0, 3.0]} for name in ("eager", "bf16-weights")}
+    axis = charts.spread(comparison, steps).axes[0]
+    boxes = [patch.get_path().get_extents() for patch in axis.patches]
+    assert len(boxes) == 4
+    assert max(box.height for box in boxes) < 0.5
+    assert sorted(round((box.y0 + box.y1) / 2) for box in boxes) == [1, 1, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from typer.testing import CliRunner
 
+from halfstep.cli import app
+from halfstep.report import snapshot
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
 from halfstep.report.markdown import prose, write_report
-from halfstep.study import validate
+from halfstep.report.results import load
+from halfstep.report.wording import ratio
+from halfstep.study import Scope, validate
 
 HOSTILE = (
     "boom | `rm` <script>alert(1)</script> **b**\n\n# head\n| a | b |\n![x](http://x) [y](z) $x$ \\| ``x ~~y~~ &lt;"
@@ -42,7 +47,10 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def test_the_first_line_says_what_run_it_was(h200, unsaved):
-    assert report(h200).splitlines()[0] == "**Full study on one NVIDIA H200, 3 replicates per variant, on the host.**"
+    assert (
+        report(h200).splitlines()[0]
+        == "**Full study on one NVIDIA H200, 3 replicates per variant, not in a container image.**"
+    )
 
 
 def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes, unsaved):
@@ -53,14 +61,16 @@ def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes, unsaved):
     scopes.make(tmp_path / "cpu-smoke", scopes.config, behaviour)
     text = report(tmp_path / "cpu-smoke")
     assert text.startswith("**Smoke run on a CPU (AMD EPYC 9B14): tiny models, 2 replicates; these figures test the")
-    assert "nothing clears the noise" in text
+    assert "A smoke run is not asked that; the sections below only show that the pipeline works." in text
+    assert "measured fastest" not in text
+    assert "## ViT-Huge, batch 128 (smoke: tiny model, batch 2)" in text
 
 
 def test_answers_come_first(h200, unsaved):
     text = report(h200)
     answer = text[text.index("## What to use") : text.index("## ViT-Huge, batch 128")]
-    assert "use `bf16-weights`: 1.33" in answer
-    assert "use `lm-graphs`: 9.0" in answer
+    assert "use `bf16-weights`: 1.064 [" in answer and "and 1.33" in answer
+    assert "use `lm-graphs`: 1.25" in answer and "and 9.0" in answer
     assert "Loss parity not yet checked" in answer
 
 
@@ -71,6 +81,12 @@ def test_a_tie_is_called_one(tmp_path, scopes, unsaved):
     assert "measured fastest" in text
     assert "but cannot be told apart from `" in text
     assert "use `" not in text
+
+
+def test_a_tie_with_the_baseline_says_that_nothing_clears_the_noise(tmp_path, scopes, unsaved):
+    behaviour = {name: {**scopes.behaviour["eager"], "noise": 0.02} for name in ("eager", "blocks")}
+    scopes.make(tmp_path / "h200", scopes.config, behaviour)
+    assert "nothing clears the noise" in report(tmp_path / "h200")
 
 
 def test_what_did_not_run_is_listed_with_its_reason_and_what_to_do(h200, scopes, unsaved):
@@ -150,7 +166,7 @@ def test_a_bare_record_gives_dashes(h200, scopes, unsaved):
         for key in ("environment", "environment_hash", "gpu", "threads", "image", "started", "ended", "sitting"):
             record.pop(key)
         path.write_text(json.dumps(record))
-    assert report(h200).startswith("**Full study on one h200, 3 replicates per variant, on the host.**")
+    assert report(h200).startswith("**Full study on one h200, 3 replicates per variant, not in a container image.**")
 
 
 def test_nothing_measured_at_all_is_still_a_report(tmp_path, scopes, unsaved):
@@ -161,12 +177,12 @@ def test_nothing_measured_at_all_is_still_a_report(tmp_path, scopes, unsaved):
 
 
 REBUILD = """
-import json, sys
+import sys
 from pathlib import Path
-from halfstep.report import collect, figures, markdown
-from halfstep.study import validate
+from halfstep.report import collect, figures, markdown, snapshot
 scope = Path(sys.argv[1])
-collect.collect(scope, validate(json.loads((scope / "study.json").read_text())))
+the_scope, study = snapshot.read(scope)
+collect.collect(scope, study, scope=the_scope)
 figures.plot(scope)
 markdown.write_report(scope)
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "triton", "timm")))
@@ -191,3 +207,87 @@ def test_rebuilding_elsewhere_gives_the_same_bytes_without_torch(h200, tmp_path)
     )
     assert before.keys() == after.keys()
     assert [str(path) for path in before if before[path] != after[path]] == []
+
+
+def halfstep(*arguments: object) -> None:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("how", ["symlink", "renamed copy", "dot", "default"])
+def test_the_scope_is_what_study_json_says_whatever_the_folder_is_called(h200, monkeypatch, how):
+    """Nothing becomes stale, and every file comes out the same."""
+    halfstep("report", h200)
+    before = contents(h200)
+    folder, arguments = h200, [h200.parent / "results" / "latest"]
+    if how in ("symlink", "default"):
+        arguments[0].parent.mkdir()
+        arguments[0].symlink_to(h200, target_is_directory=True)
+        if how == "default":
+            monkeypatch.chdir(h200.parent)
+            arguments = []
+    elif how == "renamed copy":
+        folder = h200.parent / "copy-image-smoke"
+        shutil.copytree(h200, folder)
+        arguments = [folder]
+    else:
+        monkeypatch.chdir(h200)
+        arguments = [Path()]
+    for command in ("collect", "plot", "report"):
+        halfstep(command, *arguments)
+    assert contents(folder) == before
+
+
+def test_with_a_study_given_the_folders_real_name_is_the_scope(h200, scopes, tmp_path):
+    (tmp_path / "latest").symlink_to(h200, target_is_directory=True)
+    (h200 / "study.json").unlink()
+    study = validate(scopes.config)
+    halfstep("collect", tmp_path / "latest", "--study", json.dumps(study.model_dump(mode="json")))
+    assert snapshot.read(h200) == (Scope.parse("h200"), study)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"comparisons": {}}', '{"scope": "h200"}'])
+def test_a_study_json_that_does_not_name_its_scope_is_refused_and_nothing_is_destroyed(h200, text):
+    (h200 / "study.json").write_text(text)
+    before = contents(h200)
+    result = CliRunner().invoke(app, ["report", str(h200)])
+    assert result.exit_code == 2
+    assert "study.json" in result.stderr
+    assert contents(h200) == before
+
+
+def test_the_answer_compares_with_the_next_best_as_ranking_csv_has_it(h200, unsaved):
+    text = report(h200)
+    ranking = load(h200).comparisons[0].ranking
+    assert (ranking.best, ranking.next_best) == ("bf16-weights", "blocks")
+    assert f"use `bf16-weights`: {ratio(ranking.ratios['blocks'])} times `blocks`, the next best, and 1.33" in text
+    assert "times the baseline `eager`; " in text
+
+
+def test_idle_gpus_unlike_replicates_power_and_settings_are_said(h200, scopes, unsaved):
+    study = validate(scopes.config)
+    slow = {**scopes.behaviour["eager"], "ms": 420.0}
+    scopes.write_run(h200, study, ("vit-b128", "eager", 2), slow, applied={"parameters": 632304384})
+    collect(h200, study)
+    text = report(h200)
+    assert "- Replicate 2 of `eager` ran 17 % slower than the others (4" in text
+    assert "Replicate 1 of `eager`" not in text
+    assert "optimizer `adam_fused`, norm `layernorm`, data `resident`, 632,304,384 parameters." in text
+    assert "Host-bound: the GPU idles" in text
+    assert "Seldom or never at the 700 W power limit in any run; mean SM clock 1890 MHz." in text
+    assert "Model FLOPs: 0.9800 TFLOP per image. Stated dense peak in TFLOP/s: 989 for `eager`" in text
+    assert "Stated dense peak in TFLOP/s: 67 for `lm-fp32` and 989 for `lm-bf16` and `lm-graphs`." in text
+
+
+def test_the_doctors_table_is_there_only_for_unsupported_runs_with_equal_remedies_once(h200, scopes, unsaved):
+    capabilities = [{"name": n, "status": "missing", "detail": "no module", "remedy": "see docs"} for n in "ab"]
+    (h200 / "system" / "doctor.json").write_text(json.dumps({"capabilities": capabilities}))
+    assert "| a; b | missing | no module | see docs |" in report(h200)
+    config = json.loads(json.dumps(scopes.config))
+    del config["comparisons"]["lm"]["variants"]["lm-fp16"]
+    collect(h200, validate(config))
+    assert "halfstep doctor` found" not in report(h200)

@@ -111,3 +111,32 @@ def test_a_winner_needs_an_interval_above_one_against_every_other():
     assert (open_end.undecided, open_end.winner) == (("alone",), False)
     assert not rank({"fast": fast, "failed": []}).winner
     assert rank({"failed": []}) is None
+
+
+def test_a_replicate_that_one_side_lacks_does_not_make_it_the_fastest():
+    """The slow third round is missing on one side only: its mean is lower, and yet each pair shows it slower."""
+    steady, lucky = runs([100.0, 100.01, 110.0]), runs([101.0, 101.02])
+    found = rank({"steady": steady, "lucky": lucky})
+    assert (found.best, found.beaten, found.winner) == ("steady", ("lucky",), True)
+
+
+def test_a_replicate_of_another_environment_does_not_make_its_variant_the_fastest():
+    updated = [*runs([100.0, 100.02]), *runs([50.0], environment="e2", first=3)]
+    other = runs([90.0, 90.01, 90.02])
+    found = rank({"updated": updated, "other": other})
+    assert (found.best, found.beaten) == ("other", ("updated",))
+    assert compare(other, updated).reason == "1 of the ok runs left out: made in another environment"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_fastest_is_one_that_no_other_is_known_to_beat(seed):
+    noise = random.Random(seed)
+    rounds = [[100 * noise.lognormvariate(0, 0.002) * (1, 1, 1.2)[n] for n in range(3)] for _ in "abc"]
+    timings = {
+        name: [run for run in runs(times) if noise.random() < 0.8] for name, times in zip("abc", rounds, strict=True)
+    }
+    measured = {name: found for name, found in timings.items() if found}
+    unbeaten = [
+        name for name in measured if not any(compare(measured[name], other).above_one for other in measured.values())
+    ]
+    assert not unbeaten or rank(timings).best in unbeaten
