@@ -20,6 +20,8 @@ import psutil
 import pytest
 import yaml
 
+from halfstep.system.switches import without_switches
+
 PROJECT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 # at full scale settings count as they are written: at smoke scale batch and replicates are fixed
@@ -53,12 +55,13 @@ LIMIT_S = 240  # a call that takes longer has hung
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's, as a user's would be: this interpreter first, no GPU, nothing of ours.
+    """This process's, as a user's would be: this interpreter first, no GPU, nothing of ours or of torch's.
 
     Bytecode may be kept: without it importing torch takes twice as long.
     """
     ours = ("HALFSTEP_", "SNAKEMAKE_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTEST_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    # an imported torch leaves some of its switches in the environment
+    kept = {name: value for name, value in without_switches(os.environ).items() if not name.startswith(ours)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**kept, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
 
