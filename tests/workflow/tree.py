@@ -209,6 +209,8 @@ class Tree:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # tests that run in the background have Ctrl-C ignored, which children inherit
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         call = Call(process)
         watchdog = threading.Timer(LIMIT_S, call.kill)
