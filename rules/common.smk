@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from halfstep import study as studies
 from halfstep.fingerprint import fingerprint, run_fingerprint
+from halfstep.measure.ancestor import this_process
 from halfstep.scope import decide_scope
 from halfstep.system.gpu import GpuError
 
@@ -49,7 +50,7 @@ except (studies.StudyError, GpuError) as error:
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ["HALFSTEP_SCOPE"] = SCOPE.name
 # this process: the one that a run must not outlive
-os.environ["HALFSTEP_SNAKEMAKE"] = f"{os.getpid()}@{os.readlink('/proc/self/ns/pid')}"
+os.environ["HALFSTEP_SNAKEMAKE"] = this_process()
 # ASCII: the locale may know no more
 os.environ["HALFSTEP_STUDY"] = json.dumps(STUDY.model_dump(mode="json"))
 

@@ -12,6 +12,15 @@ from pathlib import Path, PurePath
 import psutil
 
 
+def this_process() -> str:
+    """This process, for those that it starts: its number, and the namespace in which that number counts."""
+    return f"{os.getpid()}@{_namespace()}"
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
 def snakemake_pidfd() -> int | None:
     """A file descriptor that becomes readable when the Snakemake that started us ends; None without one.
 
@@ -19,7 +28,7 @@ def snakemake_pidfd() -> int | None:
         ProcessLookupError: it ended before we looked.
     """
     pid, _, namespace = os.environ.get("HALFSTEP_SNAKEMAKE", "").partition("@")
-    if pid and namespace == str(Path("/proc/self/ns/pid").readlink()):
+    if pid and namespace == _namespace():
         return os.pidfd_open(int(pid))
     # by hand, or in a container that numbers its processes anew
     for process in psutil.Process().parents():
