@@ -97,7 +97,7 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
         "HALFSTEP_SPAWNED": repr(time.monotonic()),
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),  # Snakemake sets it to the rule's one core
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": gpu.uuid if gpu and run.device != "cpu" else "",
+        "CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else "",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }

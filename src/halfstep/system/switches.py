@@ -16,10 +16,15 @@ PREFIXES = (
 )  # fmt: skip
 
 
+# a site's word on what its hardware must not do: it changes nothing of what one GPU measures, and stays
+KEPT = ("TORCH_SYMM_MEM_",)
+
+
 def switches(environment: Mapping[str, str]) -> list[str]:
     """The names of those that are set."""
-    return sorted(name for name in environment if name.startswith(PREFIXES))
+    return sorted(name for name in environment if name.startswith(PREFIXES) and not name.startswith(KEPT))
 
 
 def without_switches(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(PREFIXES)}
+    cleared = set(switches(environment))
+    return {name: value for name, value in environment.items() if name not in cleared}
