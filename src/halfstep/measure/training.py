@@ -20,7 +20,7 @@ from halfstep.errors import Unsupported
 from halfstep.measure.clock import Clock
 from halfstep.measure.flops import model_tflop_per_step
 from halfstep.measure.profile import profile_kernels
-from halfstep.recipes.compilation import capture
+from halfstep.recipes.compilation import Captured
 from halfstep.system.environment import environment
 from halfstep.workloads.workload import Endless
 
@@ -257,7 +257,7 @@ def capture_step(loop: Loop, device: torch.device) -> float:
     torch.cuda.current_stream(device).wait_stream(side)
     # a replay takes its memory from what the capture set aside, unseen by the counters of the window
     torch.cuda.reset_peak_memory_stats(device)
-    loop.step = capture(loop.step, *next(loop.batches))
+    loop.step = Captured(loop.step, *next(loop.batches))
     torch.cuda.synchronize(device)
     return time.monotonic() - started
 

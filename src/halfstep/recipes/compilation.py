@@ -56,23 +56,25 @@ model = Compilation(whole=True)
 graphs = Compilation(per_block=True, captured=True)
 
 
-def capture(step: Step, inputs: torch.Tensor, targets: torch.Tensor) -> Step:
-    """`step` as one CUDA graph: the returned step copies its batch into the graph's and replays it.
+class Captured:
+    """A step as one CUDA graph: called, it copies its batch into the graph's and replays it.
 
-    `step` must have run before on the current stream's side (compiled, optimizer state made), must not
-    wait for the GPU and must leave the gradients None, so that the graph's own memory holds them
+    The step must have run before on a side stream (compiled, optimizer state made), must not wait for
+    the GPU and must leave the gradients None, so that the graph's own memory holds them
     (torch.cuda.graph, "whole-network capture" in the CUDA graphs notes of PyTorch's documentation).
     """
-    static_inputs, static_targets = inputs.clone(), targets.clone()
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: a DataLoader's thread may pin memory meanwhile, which a global capture would forbid it
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        loss = step(static_inputs, static_targets)
 
-    def replay(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        static_inputs.copy_(inputs, non_blocking=True)
-        static_targets.copy_(targets, non_blocking=True)
-        graph.replay()
-        return loss
+    def __init__(self, step: Step, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        # the graph knows weights and optimizer state by address alone; the step is what keeps them allocated
+        self.step = step
+        self.inputs, self.targets = inputs.clone(), targets.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        # thread_local: a DataLoader's thread may pin memory meanwhile, which a global capture would forbid it
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.loss = step(self.inputs, self.targets)
 
-    return replay
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.inputs.copy_(inputs, non_blocking=True)
+        self.targets.copy_(targets, non_blocking=True)
+        self.graph.replay()
+        return self.loss
