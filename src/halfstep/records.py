@@ -24,7 +24,8 @@ STATUSES: dict[str, str] = {
     "out_of_memory": "the device's memory, or the cap, did not suffice",
     "timeout": "did not end within `timeout_s`",
     "failed": "ended with an error or was killed",
-    "invalid": "ran, but not as asked: recompiled inside the window, a loss that is not finite",
+    "invalid": "ran or would run, but not as asked: nothing to convert to FP8, no FP8 kernel, recompiled inside the "
+    "window, a loss that is not finite",
     "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered",
 }
 # only in tables: what collect says of a run whose folder holds nothing usable
@@ -43,6 +44,7 @@ IDENTITY_COLUMNS: dict[str, str] = {
     "case": "operator comparisons: the shape; empty for training steps",
     "workload": "what was trained",
     "precision": "precision recipe",
+    "weights": "type of the weights and the optimizer's state: fp32 or bf16",
     "compile": "what torch.compile saw",
     "optimizer": "optimizer implementation",
     "norm": "normalisation layer",
@@ -60,6 +62,7 @@ RESULT_COLUMNS: dict[str, str] = {
     "step_ms_p05": "5th percentile (ms)",
     "step_ms_p95": "95th percentile (ms)",
     "wall_ms_mean": "the window's wall clock, synchronised at both ends, by its steps (ms)",
+    "host_ms_mean": "mean of the timed steps on the host's clock, without a synchronisation: the article's step (ms)",
     "samples_per_s": "samples_per_step / step_ms_median",
     "startup_s": "from the start of the measuring process to its first step (s)",
     "first_step_s": "the first step, compilation included (s)",

@@ -30,10 +30,10 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from halfstep.mistakes import StudyError, nearest, sentence
-from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
+from halfstep.registry import COMPILES, NO_BF16_WEIGHTS, NORMS, OPTIMIZERS, PRECISIONS, TRAINING, WORKLOADS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # folders and figures are named after it
-SMOKE_BATCH = 2
+SMOKE_BATCH = 16  # the least that FP8 takes
 SMOKE_REPLICATES = 2
 
 
@@ -119,12 +119,18 @@ class Window(Frozen):
 
 
 SMOKE_WINDOW = Window(warmup_steps=2, min_steps=5, min_seconds=0.001)
+ARTICLE_WINDOW = Window(warmup_steps=11, min_steps=41, min_seconds=0.001)
 
 
 class Settings(Frozen):
     """What a variant can say. Every key left out takes the study's `defaults`, then the default here."""
 
     precision: Annotated[str, OneOf(PRECISIONS)] = Field("fp32", description="precision recipe")
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="type of the weights, their gradients and the optimizer's state; `bf16` needs a precision that "
+        "computes in bf16, and goes without autocast",
+    )
     compile: Annotated[str, OneOf(COMPILES)] = Field(
         "none",
         description="what torch.compile sees: nothing, each block, the whole model, or (`graphs`) each block "
@@ -146,6 +152,16 @@ class Settings(Frozen):
 class Variant(Settings):
     """One point to measure."""
 
+    @model_validator(mode="after")
+    def _weights_suit_the_precision(self) -> Self:
+        if self.weights == "bf16" and self.precision in NO_BF16_WEIGHTS:
+            raise PydanticCustomError(
+                "weights",
+                "has weights: bf16 with precision: {precision}, which does not compute in bf16: {hint}",
+                {"precision": self.precision, "hint": nearest("", [p for p in PRECISIONS if p not in NO_BF16_WEIGHTS])},
+            )
+        return self
+
 
 class Comparison(Frozen):
     """Variants of one workload, compared with one of them."""
@@ -154,6 +170,11 @@ class Comparison(Frozen):
     baseline: str = Field(description="the variant that the others are compared with")
     title: str | None = Field(None, description="heading in the report; the comparison's name if left out")
     replicates: PositiveInt | None = Field(None, description="processes per variant; the study's if left out")
+    protocol: Literal["fair", "article"] = Field(
+        "fair",
+        description="`fair`: the window below, and the median step; `article`: as the FP8 article timed it: a "
+        "DataLoader inside the step, 11 steps of warm-up, then the mean of 41 steps on the host's clock",
+    )
     variants: dict[Name, Variant] = Field(
         min_length=1, description="name: settings of each variant", json_schema_extra={"additionalProperties": False}
     )
@@ -165,6 +186,14 @@ class Comparison(Frozen):
                 "baseline",
                 "names the baseline {baseline}, which is not one of its variants: {hint}",
                 {"baseline": repr(self.baseline), "hint": nearest(self.baseline, self.variants)},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_type_of_weights(self) -> Self:
+        if len({variant.weights for variant in self.variants.values()}) > 1:
+            raise PydanticCustomError(
+                "weights", "mixes fp32 and bf16 weights, which train differently: make it two comparisons"
             )
         return self
 
@@ -249,6 +278,7 @@ class Run(Frozen):
 
     workload: str
     precision: str
+    weights: Literal["fp32", "bf16"]
     compile: str
     optimizer: str
     norm: str
@@ -300,7 +330,11 @@ def resolve(study: Study, scope: Scope, key: RunKey) -> Run:
     smoke = scope.scale == "smoke"
     if smoke:
         settings["batch"] = SMOKE_BATCH
+    window = study.window
+    if comparison.protocol == "article":
+        settings["data"], window = "dataloader", ARTICLE_WINDOW
     modules = {
+        "measure": TRAINING,
         "workload": WORKLOADS[comparison.workload],
         "precision": PRECISIONS[settings["precision"]],
         "compile": COMPILES[settings["compile"]],
@@ -314,7 +348,7 @@ def resolve(study: Study, scope: Scope, key: RunKey) -> Run:
         scale=cast(Literal["full", "smoke"], scope.scale),
         replicate=key[2],
         seed=study.seed + key[2],
-        window=SMOKE_WINDOW if smoke else study.window,
+        window=SMOKE_WINDOW if smoke else window,
         timeout_s=study.timeout_s,
         modules=modules,
     )

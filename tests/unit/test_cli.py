@@ -49,8 +49,8 @@ def without(text: str, key: str) -> str:
         ("not json", "RUN is not a resolved run"),
         ("{}", "RUN is not a resolved run: ('workload',): Field required"),
         (without(RUN.canonical(), "window"), "RUN is not a resolved run: ('window',): Field required"),
-        (RUN.canonical().replace('"batch":2', '"batch":-2'), "RUN is not a resolved run: ('batch',): Input should be"),
-        (RUN.canonical().replace('"batch":2', '"bach":2'), "RUN is not a resolved run"),
+        (RUN.canonical().replace('"batch":16', '"batch":-2'), "RUN is not a resolved run: ('batch',): Input should be"),
+        (RUN.canonical().replace('"batch":16', '"bach":2'), "RUN is not a resolved run"),
     ],
 )
 def test_a_run_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, run: str, sentence: str) -> None:

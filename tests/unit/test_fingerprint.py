@@ -142,7 +142,7 @@ def test_the_fingerprint_of_a_run_is_of_its_modules_in_any_order() -> None:
 
 def test_the_closure_of_a_run_is_what_its_process_imports(tmp_path: Path) -> None:
     """One that lacked a module would leave results as they are when that module is edited."""
-    comparison = {"workload": "lm", "baseline": "a", "variants": {"a": {"precision": "bf16_weights"}}}
+    comparison = {"workload": "lm", "baseline": "a", "variants": {"a": {"precision": "bf16", "weights": "bf16"}}}
     run = resolve(validate({"comparisons": {"c": comparison}}), Scope("cpu", "smoke"), ("c", "a", 1))
     result = tmp_path / "result.json"
     program = (

@@ -114,7 +114,7 @@ MEASURED_AGAIN: dict[str, tuple[Edit, set[str]]] = {
         runs("lm/bf16"),
     ),
     "a variant added": (
-        study(lambda config: config["comparisons"]["lm"]["variants"].update(weights={"precision": "bf16_weights"})),
+        study(lambda config: config["comparisons"]["lm"]["variants"].update(weights={"precision": "bf16"})),
         runs("lm/weights"),
     ),
     # collect and report know the registry, the measuring process does not

@@ -7,6 +7,7 @@ It is told everything by the resolved run, tells its supervisor how far it is th
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -44,11 +45,13 @@ def classify(error: Exception) -> tuple[str, str]:
     """The status and reason of a run that ended with this error."""
     import torch
 
-    from halfstep.errors import Unsupported
+    from halfstep.errors import Invalid, Unsupported
 
     text = str(error)
     if isinstance(error, Unsupported):
         return "unsupported", text
+    if isinstance(error, Invalid):
+        return "invalid", text
     if isinstance(error, MemoryError):
         return "out_of_memory", "the host's memory did not suffice"
     exhausted = "out of memory" in text.lower() or "CUBLAS_STATUS_ALLOC_FAILED" in text
@@ -63,9 +66,8 @@ def main() -> None:
     emit = Events()
     emit("phase", phase="import torch")
     try:
-        from halfstep.measure.training import measure
-
-        result = measure(run, emit)
+        module, _, function = run["modules"]["measure"].partition(":")
+        result = getattr(importlib.import_module(module), function)(run, emit)
     except Exception as error:
         traceback.print_exc()
         status, reason = classify(error)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def model_tflop_per_step(workload: Any, norm: Any, scale: str, batch: int) -> float:
+def model_tflop_per_step(workload: Any, scale: str, batch: int) -> float:
     """TFLOP of forward and backward of the plain fp32 model: matrix products, convolutions and attention.
 
     Counted by torch's FlopCounterMode on the `meta` device, where nothing is computed and attention is
@@ -17,7 +18,7 @@ def model_tflop_per_step(workload: Any, norm: Any, scale: str, batch: int) -> fl
     """
     size = workload.sizes[scale]
     with torch.device("meta"):
-        model = workload.build(norm, **size)
+        model = workload.build(nn.LayerNorm, **size)
     generator = torch.Generator()
     inputs, targets = (tensor.to("meta") for tensor in workload.batch(1, 0, generator, **size))
     with FlopCounterMode(display=False) as counter:

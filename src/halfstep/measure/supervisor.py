@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halfstep.kernel_kinds import kind_of
 from halfstep.measure.ancestor import snakemake_pidfd
 from halfstep.measure.progress import Progress
 from halfstep.study import Run
@@ -131,6 +133,11 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
             child.kill()
 
 
+def is_fp8_gemm(kernel: Mapping[str, Any]) -> bool:
+    """Whether a row of kernels.csv is an FP8 matrix product."""
+    return kind_of(kernel["kernel"]) == "FP8 GEMM"
+
+
 class Child:
     """The measuring process, its output and its messages."""
 
@@ -233,6 +240,11 @@ class Child:
             if self.outcome.status == "ok" and self.run.compile != "none" and not summary.get("compile_s"):
                 self.outcome.status = "invalid"
                 self.outcome.reason = f"compile is {self.run.compile!r}, and torch.compile compiled nothing"
+            kernels = self.outcome.result.get("kernels", [])
+            fp8 = self.outcome.result.get("applied", {}).get("gemm") == "fp8"
+            if self.outcome.status == "ok" and fp8 and kernels and not any(map(is_fp8_gemm, kernels)):
+                self.outcome.status = "invalid"
+                self.outcome.reason = f"precision is {self.run.precision!r}, and no FP8 kernel ran in a profiled step"
             disturbance = self.outcome.telemetry.disturbance() if self.outcome.telemetry else None
             if self.outcome.status == "ok" and disturbance:
                 self.outcome.status, self.outcome.reason = "disturbed", disturbance

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from halfstep.errors import Unsupported
 from halfstep.measure.clock import Clock
 from halfstep.measure.flops import model_tflop_per_step
+from halfstep.measure.linears import linears_of
 from halfstep.measure.profile import profile_kernels
 from halfstep.recipes.compilation import Captured
 from halfstep.system.environment import environment
@@ -26,6 +27,7 @@ from halfstep.workloads.workload import Endless
 
 RESIDENT_BATCHES = 4
 GIB = 2**30
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Emit = Callable[..., None]
 Result = dict[str, Any]
 
@@ -81,20 +83,21 @@ def build_step(run: dict[str, Any], device: torch.device) -> tuple[Callable[...,
     modules = run["modules"]
     compilation = look_up(modules["compile"])
     compilation.check(device)
-    precision = look_up(modules["precision"])(device)
+    precision = look_up(modules["precision"])(device, WEIGHTS[run["weights"]])
     if compilation.captured and precision.loss_scale() is not None:
         raise Unsupported("a step with GradScaler is not captured in a CUDA graph; use compile: blocks")
     workload = look_up(modules["workload"])
+    precision.plan(linears_of(workload, run["scale"]), run["batch"])
     torch.manual_seed(run["seed"])
     with torch.device(device):
         model = workload.build(look_up(modules["norm"]), **workload.sizes[run["scale"]])
-    model.train()
-    applied = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "gemm": precision.gemm,
-        **precision.prepare(model),
-    }
+    model.to(precision.weights).train()
+    applied = {"gemm": precision.gemm, **precision.prepare(model)}
     optimizer = look_up(modules["optimizer"])(model.parameters(), compilation.captured)
+    precision.join(model, optimizer)
+    parameters = list(model.parameters())
+    applied["parameters"] = sum(parameter.numel() for parameter in parameters)
+    applied["parameters_bf16"] = sum(parameter.numel() for parameter in parameters if parameter.dtype is torch.bfloat16)
     applied["compiled_modules"] = compilation.apply(model, workload.blocks(model))
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -102,7 +105,7 @@ def build_step(run: dict[str, Any], device: torch.device) -> tuple[Callable[...,
             loss = workload.loss(model, precision.cast_inputs(inputs), targets)
         precision.backward(loss)
         precision.update(optimizer)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()  # sets them to None: torch's default, and all that Apex's knows
         return loss.detach()
 
     return step, precision, applied
@@ -145,7 +148,7 @@ class Loop:
     def keep_scale(self, slot: torch.Tensor) -> None:
         scale = self.precision.loss_scale()
         if scale is not None:
-            slot.copy_(scale)
+            slot.fill_(scale)
 
 
 def synchronize(device: torch.device) -> None:
@@ -210,6 +213,7 @@ def measure(run: dict[str, Any], emit: Emit) -> Result:
         "sample_unit": workload.unit,
         "samples_per_step": workload.samples(run["batch"], **workload.sizes[run["scale"]]),
         "wall_ms_mean": loop.seconds * 1e3 / steps,
+        "host_ms_mean": statistics.fmean(row["wall_ms"] for row in timed),
         "startup_s": startup_s,
         "first_step_s": first_step_s,
         **describe_steps(timed),
@@ -226,9 +230,7 @@ def measure(run: dict[str, Any], emit: Emit) -> Result:
         emit("phase", phase="profile")
         kernels, summary["kernel_ms"] = profile_kernels(lambda: loop.step(*next(batches)))
     emit("phase", phase="count FLOPs")
-    summary["model_tflop_per_step"] = model_tflop_per_step(
-        workload, look_up(run["modules"]["norm"]), run["scale"], run["batch"]
-    )
+    summary["model_tflop_per_step"] = model_tflop_per_step(workload, run["scale"], run["batch"])
     for number, row in enumerate(warm):
         row["step"] = number + len(first)
     return {

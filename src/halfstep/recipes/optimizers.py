@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
+from halfstep.recipes.libraries import load
+
 Parameters = Iterable[nn.Parameter]
+ADAMW_WEIGHT_DECAY = 0.01
+"""torch.optim.AdamW's default; the fused ones default to none"""
 
 
 def adam_forloop(parameters: Parameters, capturable: bool) -> Optimizer:
@@ -36,3 +40,30 @@ def adamw_foreach(parameters: Parameters, capturable: bool) -> Optimizer:
 
 def adamw_fused(parameters: Parameters, capturable: bool) -> Optimizer:
     return AdamW(parameters, fused=True, capturable=capturable)
+
+
+def apex_adam(parameters: Parameters, capturable: bool) -> Optimizer:
+    return _apex_fused_adam(parameters, capturable, adam_w_mode=False, weight_decay=0.0)
+
+
+def apex_adamw(parameters: Parameters, capturable: bool) -> Optimizer:
+    return _apex_fused_adam(parameters, capturable, adam_w_mode=True, weight_decay=ADAMW_WEIGHT_DECAY)
+
+
+def te_adam(parameters: Parameters, capturable: bool) -> Optimizer:
+    return _te_fused_adam(parameters, capturable, adam_w_mode=False, weight_decay=0.0)
+
+
+def te_adamw(parameters: Parameters, capturable: bool) -> Optimizer:
+    return _te_fused_adam(parameters, capturable, adam_w_mode=True, weight_decay=ADAMW_WEIGHT_DECAY)
+
+
+def _apex_fused_adam(parameters: Parameters, capturable: bool, adam_w_mode: bool, weight_decay: float) -> Optimizer:
+    load("amp_C")
+    fused_adam = load("apex.optimizers").FusedAdam
+    return fused_adam(parameters, adam_w_mode=adam_w_mode, weight_decay=weight_decay, capturable=capturable)
+
+
+def _te_fused_adam(parameters: Parameters, capturable: bool, adam_w_mode: bool, weight_decay: float) -> Optimizer:
+    fused_adam = load("transformer_engine.pytorch.optimizers").FusedAdam
+    return fused_adam(parameters, adam_w_mode=adam_w_mode, weight_decay=weight_decay, capturable=capturable)

@@ -18,7 +18,7 @@ Numbers = Sequence[float]
 
 IDLE = "idle"
 
-SETTINGS = ("workload", "precision", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
+SETTINGS = ("workload", "precision", "weights", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
 
 # column: (meaning, the run's column, how the ok replicates make one number)
 AGGREGATES: dict[str, tuple[str, str, Callable[[Numbers], float]]] = {

@@ -47,7 +47,7 @@ BEHAVIOUR: dict[str, dict[str, Any]] = {
     "eager": {**VIT, "ms": 360.0, "gib": 56.1, "first": 1.1, "kernels": VIT_KERNELS},
     "blocks": {**VIT, "ms": 288.0, "gib": 54.2, "first": 18.2, "compile": 16.9, "kernels": BLOCKS_KERNELS},
     "whole": {**VIT, "ms": 290.0, "gib": 56.3, "first": 72.0, "compile": 70.1, "kernels": BLOCKS_KERNELS},
-    "bf16-weights": {**VIT, "ms": 270.0, "gib": 45.3, "first": 15.0, "compile": 14.0, "kernels": BLOCKS_KERNELS},
+    "bf16-foreach": {**VIT, "ms": 270.0, "gib": 45.3, "first": 15.0, "compile": 14.0, "kernels": BLOCKS_KERNELS},
     "fp32": {"status": "out_of_memory", "reason": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."},
     "lm-fp32": {**LM, "ms": 431.0, "gib": 24.0, "first": 0.8, "peak": 67.0, "kernels": {"GEMM": 400.0, "norm": 9.0}},
     "lm-bf16": {**LM, "ms": 59.6, "gib": 18.0, "first": 0.7, "kernels": {"GEMM": 31.0, "pointwise": 20.0}},
@@ -66,7 +66,7 @@ CONFIG: dict[str, Any] = {
                 "eager": {"precision": "bf16", "batch": 128},
                 "blocks": {"precision": "bf16", "compile": "blocks", "batch": 128},
                 "whole": {"precision": "bf16", "compile": "model", "batch": 128},
-                "bf16-weights": {"precision": "bf16_weights", "compile": "blocks", "batch": 128},
+                "bf16-foreach": {"precision": "bf16", "optimizer": "adam_foreach", "compile": "blocks", "batch": 128},
             },
         },
         "lm": {

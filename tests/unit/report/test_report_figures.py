@@ -41,9 +41,9 @@ def test_four_figures_per_comparison_in_three_formats(h200):
 def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200, unsaved):
     plot(h200)
     found = captions(h200)["vit-b128"]
-    speedup = load(h200).comparisons[0]["bf16-weights"].speedup
+    speedup = load(h200).comparisons[0]["bf16-foreach"].speedup
     text = found["speedup"]["caption"]
-    assert text.startswith(f"`bf16-weights` has the highest speed-up over `eager`: {ratio(speedup)}.")
+    assert text.startswith(f"`bf16-foreach` has the highest speed-up over `eager`: {ratio(speedup)}.")
     assert "3 paired replicates" in text
     assert "NVIDIA H200" in text
     assert "`fp32` (out of memory)" in text
@@ -51,7 +51,7 @@ def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200,
         "norm, pointwise, cast/scale and copy together go from 157 to 77.4 ms per step; Inductor"
         in found["kernels"]["caption"]
     )
-    assert "`bf16-weights` is both fastest and smallest" in found["memory"]["caption"]
+    assert "`bf16-foreach` is both fastest and smallest" in found["memory"]["caption"]
 
 
 def test_without_data_there_is_a_sentence_instead_of_a_figure(tmp_path, scopes, unsaved):
@@ -93,7 +93,7 @@ def test_skipped_and_warm_up_steps_are_not_drawn(h200):
 
 
 def test_efficient_variants_are_those_that_no_other_beats_in_both(h200):
-    assert efficient(load(h200).comparisons[0]) == ["bf16-weights"]
+    assert efficient(load(h200).comparisons[0]) == ["bf16-foreach"]
 
 
 def test_an_interval_that_says_nothing_does_not_hide_the_others():
@@ -131,7 +131,7 @@ def test_the_widest_replicate_is_named(h200, scopes, unsaved):
 
 def test_slow_downs_are_not_called_speed_ups(tmp_path, scopes, unsaved):
     behaviour = {**scopes.behaviour, "blocks": {**scopes.vit, "ms": 400.0}}
-    for name in ("whole", "bf16-weights"):
+    for name in ("whole", "bf16-foreach"):
         del behaviour[name]
     scopes.make(tmp_path / "h200", scopes.config, behaviour)
     plot(tmp_path / "h200")
@@ -141,7 +141,7 @@ def test_slow_downs_are_not_called_speed_ups(tmp_path, scopes, unsaved):
 
 def test_boxes_keep_their_rows_where_variants_between_have_no_steps(h200):
     comparison = load(h200).comparisons[0]
-    steps = {name: {1: [1.0, 2.0, 3.0], 2: [1.0, 2.0, 3.0]} for name in ("eager", "bf16-weights")}
+    steps = {name: {1: [1.0, 2.0, 3.0], 2: [1.0, 2.0, 3.0]} for name in ("eager", "bf16-foreach")}
     axis = charts.spread(comparison, steps).axes[0]
     boxes = [patch.get_path().get_extents() for patch in axis.patches]
     assert len(boxes) == 4

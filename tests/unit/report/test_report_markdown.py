@@ -63,13 +63,13 @@ def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes, unsaved):
     assert text.startswith("**Smoke run on a CPU (AMD EPYC 9B14): tiny models, 2 replicates; these figures test the")
     assert "A smoke run is not asked that; the sections below only show that the pipeline works." in text
     assert "measured fastest" not in text
-    assert "## ViT-Huge, batch 128 (smoke: tiny model, batch 2)" in text
+    assert "## ViT-Huge, batch 128 (smoke: tiny model, batch 16)" in text
 
 
 def test_answers_come_first(h200, unsaved):
     text = report(h200)
     answer = text[text.index("## What to use") : text.index("## ViT-Huge, batch 128")]
-    assert "use `bf16-weights`: 1.064 [" in answer and "and 1.33" in answer
+    assert "use `bf16-foreach`: 1.064 [" in answer and "and 1.33" in answer
     assert "use `lm-graphs`: 1.25" in answer and "and 9.0" in answer
     assert "Loss parity not yet checked" in answer
 
@@ -263,8 +263,8 @@ def test_a_study_json_that_does_not_name_its_scope_is_refused_and_nothing_is_des
 def test_the_answer_compares_with_the_next_best_as_ranking_csv_has_it(h200, unsaved):
     text = report(h200)
     ranking = load(h200).comparisons[0].ranking
-    assert (ranking.best, ranking.next_best) == ("bf16-weights", "blocks")
-    assert f"use `bf16-weights`: {ratio(ranking.ratios['blocks'])} times `blocks`, the next best, and 1.33" in text
+    assert (ranking.best, ranking.next_best) == ("bf16-foreach", "blocks")
+    assert f"use `bf16-foreach`: {ratio(ranking.ratios['blocks'])} times `blocks`, the next best, and 1.33" in text
     assert "times the baseline `eager`; " in text
 
 

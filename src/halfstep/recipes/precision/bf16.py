@@ -1,26 +1,16 @@
-"""bf16 autocast over fp32 weights."""
+"""bf16 autocast over fp32 weights; or weights, gradients and optimizer state in bf16, without autocast."""
 
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from halfstep.errors import Unsupported
-from halfstep.recipes.precision.precision import Precision
+from halfstep.recipes.precision.precision import Precision, require_compute_capability
 
 
-def require_bf16(device: torch.device) -> None:
-    """Raises: Unsupported, on a GPU without bf16 matrix units, where torch would emulate it."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        raise Unsupported("bf16 needs compute capability 8.0 or newer")
-
-
-class Bf16Autocast(Precision):
+class Bf16(Precision):
     gemm: ClassVar[str] = "bf16"
+    autocast_dtype: ClassVar[torch.dtype | None] = torch.bfloat16
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        require_bf16(device)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def __init__(self, device: torch.device, weights: torch.dtype) -> None:
+        super().__init__(device, weights)
+        require_compute_capability(device, (8, 0), "bf16")  # an older GPU has no bf16 matrix units: torch would emulate

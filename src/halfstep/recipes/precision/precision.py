@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+
+from halfstep.errors import Unsupported
+from halfstep.recipes.linears import LinearUse
 
 
 def set_tf32(allowed: bool) -> None:
@@ -18,27 +22,64 @@ def set_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def require_compute_capability(device: torch.device, needed: tuple[int, int], what: str) -> None:
+    """Raises: Unsupported, on a GPU older than `needed`; a CPU passes."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < needed:
+        raise Unsupported(f"{what} needs compute capability {needed[0]}.{needed[1]} or newer")
+
+
+def require_gpu(device: torch.device, what: str) -> None:
+    """Raises: Unsupported, on a CPU."""
+    if device.type != "cuda":
+        raise Unsupported(f"{what} needs an NVIDIA GPU; this run is on the CPU")
+
+
 class Precision:
-    """A recipe checks the device when it is made, prepares the model once, then takes part in every step."""
+    """A recipe checks the device when it is made, prepares the model once, then takes part in every step.
+
+    In this order: the constructor, `plan`, `prepare`, `join`; then in each step `autocast` with
+    `cast_inputs` inside, `backward`, `update`.
+    """
 
     gemm: ClassVar[str] = "fp32"
     """the precision of the matrix products, for the vendor's stated peak"""
+    autocast_dtype: ClassVar[torch.dtype | None] = None
+    """what autocast computes in over fp32 weights; None without autocast"""
 
-    def __init__(self, device: torch.device) -> None:
-        """Raises: Unsupported, with the reason, where the device cannot do it."""
-        self.device = device
+    def __init__(self, device: torch.device, weights: torch.dtype) -> None:
+        """Take fp32 `weights`, or bf16 ones where autocast would compute in bf16 anyway.
+
+        Raises:
+            Unsupported: the device, the environment or these weights cannot do it; with the reason.
+        """
+        self.device, self.weights = device, weights
+        if weights != torch.float32 and weights != self.autocast_dtype:
+            raise Unsupported(f"weights: bf16 goes with a precision that computes in bf16; this one's is {self.gemm}")
         set_tf32(False)
 
+    def plan(self, linears: Sequence[LinearUse], batch: int) -> None:
+        """Decide which linear layers to convert, before any of the model is built.
+
+        Raises:
+            Unsupported: a layer cannot take this batch; with the nearest batch that works.
+            Invalid: there is nothing to convert.
+        """
+
     def prepare(self, model: nn.Module) -> dict[str, Any]:
-        """Change the model in place; say what was really applied."""
+        """Change the model in place, whose weights have their type already; say what was really applied."""
         return {}
 
+    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Change model and optimizer together, once."""
+
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of the forward pass with its loss."""
-        return nullcontext()
+        """The context of the forward pass with its loss. With bf16 weights there is nothing to cast."""
+        if self.autocast_dtype is None or self.weights != torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)
 
     def cast_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs
+        return inputs.to(self.weights) if inputs.is_floating_point() else inputs
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -46,6 +87,6 @@ class Precision:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
-    def loss_scale(self) -> torch.Tensor | None:
-        """The dynamic loss scale, a scalar on the device, or None without one. It falls when a step is skipped."""
+    def loss_scale(self) -> torch.Tensor | float | None:
+        """The dynamic loss scale, or None without one; asking does not wait for the GPU. It falls at a skipped step."""
         return None
