@@ -119,7 +119,17 @@ def write_fixture_run(
         **{name: record[name] for name in ("comparison", "variant", "replicate", "status", "reason")},
         **{
             name: getattr(run, name)
-            for name in ("workload", "precision", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
+            for name in (
+                "workload",
+                "precision",
+                "weights",
+                "compile",
+                "optimizer",
+                "norm",
+                "data",
+                "memory_cap_gib",
+                "batch",
+            )
         },
         "gpu_uuid": (record["gpu"] or {}).get("uuid", ""),
         "sitting": record["sitting"],
