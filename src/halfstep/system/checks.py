@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from halfstep.kernel_kinds import kind_of
 from halfstep.measure.profile import profile_kernels
-from halfstep.system.probing import Broken
+from halfstep.system.probing import Broken, Missing
 
 SIZE = 1024  # a small product may not go to the GPU's matrix units
 # relative errors between which a product of rounded operands lies, over all its elements: rounding to e4m3 is off
@@ -50,14 +50,24 @@ def need_between(errors: Mapping[str, float], bounds: Mapping[str, tuple[float, 
 
 
 def need_kernel(step: Callable[[], object], pattern: str) -> None:
-    """Raises: Broken, where no kernel that `step` runs on the GPU has a name that `pattern` finds."""
+    """See which kernels `step` runs on the GPU.
+
+    Raises:
+        Broken: none of them has a name that `pattern` finds.
+        Missing: the profiler sees none at all.
+    """
     names = _kernels(step)
     if not any(re.search(pattern, name) for name in names):
         raise Broken(f"it ran no kernel named like {pattern}, but {_shortly(names)}")
 
 
 def need_fp8_gemm(step: Callable[[], object]) -> None:
-    """Raises: Broken, where `step` runs no FP8 matrix product on the GPU."""
+    """See which kernels `step` runs on the GPU.
+
+    Raises:
+        Broken: none of them is an FP8 matrix product.
+        Missing: the profiler sees none at all.
+    """
     names = _kernels(step)
     if not any(kind_of(name) == "FP8 GEMM" for name in names):
         raise Broken(f"it ran no FP8 matrix product, but {_shortly(names)}")
@@ -207,8 +217,13 @@ def percent(errors: Mapping[str, float]) -> str:
 
 def _kernels(step: Callable[[], object]) -> list[str]:
     rows, _ = profile_kernels(step)
+    if not rows:
+        raise Missing(
+            "its numbers are right, and torch's profiler sees no kernels here, so which ones ran is not known",
+            "end other profilers of this GPU",
+        )
     return [row["kernel"] for row in rows]
 
 
 def _shortly(names: list[str]) -> str:
-    return ", ".join(name[:60] for name in names[:3]) or "none at all"
+    return ", ".join(name[:60] for name in names[:3])

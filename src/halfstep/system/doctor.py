@@ -60,7 +60,7 @@ def examine() -> dict[str, Any]:
             children.setdefault(probe.child, []).append(name)
     # the one that compiles takes longest, so it goes first
     order = sorted(children, key=lambda child: child != "torch_compile")
-    with ThreadPoolExecutor(min(4, _cores())) as pool:  # nothing is timed, so they may run side by side
+    with ThreadPoolExecutor(min(8, _cores())) as pool:  # nothing is timed, so they may run side by side
         for found in pool.map(prove, [children[child] for child in order]):
             known |= found
     return {"machine": _machine(gpu, facts), "capabilities": [{"name": name, **known[name]} for name in CAPABILITIES]}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from halfstep.system import checks
 from halfstep.system.capabilities_te import _layer_in_torch
 from halfstep.system.checks import BF16, EXACT, FP8, SIZE, adamw_error, linear_errors, need_between, norm_errors
-from halfstep.system.probing import Broken
+from halfstep.system.probing import Broken, Missing
 
 
 class Rounded(torch.autograd.Function):
@@ -40,7 +40,7 @@ class Fp8Linear(nn.Linear):
 
 
 class Faulty(nn.Linear):
-    """With its bias left out: 1/32 of the weights' size, and most of the error that FP8 makes."""
+    """Each output by the weights of its neighbour."""
 
     def forward(self, inputs):
         return F.linear(inputs, self.weight[torch.arange(SIZE).roll(1)], self.bias)
@@ -121,6 +121,9 @@ def test_a_kernel_that_did_not_run_is_named_by_what_did(monkeypatch):
     checks.need_kernel(lambda: None, "elementwise")
     rows.append({"kernel": "nvjet_sm90_qqtst_128x256"})
     checks.need_fp8_gemm(lambda: None)
+    rows.clear()
+    with pytest.raises(Missing, match="profiler sees no kernels"):
+        checks.need_fp8_gemm(lambda: None)
 
 
 def test_the_reference_of_a_whole_layer_is_torchs_own_layer():
