@@ -16,6 +16,7 @@ PRECISIONS: dict[str, str] = {
     "bf16": "halfstep.recipes.precision.bf16:Bf16Autocast",
     "bf16_weights": "halfstep.recipes.precision.bf16_weights:Bf16Weights",
     "fp16": "halfstep.recipes.precision.fp16:Fp16GradScaler",
+    "native_delayed": "halfstep.recipes.precision.native_delayed:NativeDelayed",
 }
 
 NORMS: dict[str, str] = {

@@ -55,7 +55,7 @@ def run_of(settings: Mapping[str, Any], scope: Scope = H200, **keys: Any) -> Run
 
 
 A = "comparisons.c.variants.a"
-PRECISIONS = "choose from fp32, tf32, bf16, bf16_weights, fp16"
+PRECISIONS = "choose from fp32, tf32, bf16, bf16_weights, fp16, native_delayed"
 MISTAKES = [
     (f"{A}.precision", "bf17", f"{A}.precision = 'bf17' is unknown: {PRECISIONS}; did you mean 'bf16'?"),
     (f"{A}.precision", "quantum", f"{A}.precision = 'quantum' is unknown: {PRECISIONS}."),
