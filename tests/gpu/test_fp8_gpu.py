@@ -58,7 +58,7 @@ def own_scale(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((actual.double() - exact).norm() / exact.norm())
+    return float((actual.detach().double() - exact).norm() / exact.norm())
 
 
 def step(linear: Float8Linear, x: torch.Tensor, grad: torch.Tensor, autocast: bool) -> list[torch.Tensor]:

@@ -122,6 +122,9 @@ class Float8Linear(nn.Linear):
     Each of the three has two buffers, fp32 [1] and no part of the state dict: `scale_*`, by which it is
     cast, and `amax_*`, its largest magnitude since the last synchronisation. `Synchroniser` makes the one
     from the other, once per step between backward and optimizer. The weight is cast anew in every forward pass.
+
+    torch.compile sees no graph break. Ending the first step flips a Python flag, so each piece of code is
+    compiled a second time, once, however many layers run it (not at all with amax_init=False).
     """
 
     def __init__(self, linear: nn.Linear, *, amax_init: bool = True, pre_and_post_forward: bool = False) -> None:

@@ -58,4 +58,4 @@ def saturating_cast(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
         dtype: E4M3 or E5M2.
     """
     largest = torch.finfo(dtype).max
-    return (tensor * scale).clamp(-largest, largest).to(dtype).contiguous()
+    return (tensor * scale).clamp_(-largest, largest).to(dtype).contiguous()
