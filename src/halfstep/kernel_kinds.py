@@ -15,10 +15,16 @@ KINDS = (
 )  # fmt: skip
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter"),
-    ("copy", r"^Memcpy|^Memset|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|impl_nocast<.*direct_copy"),
+    (
+        "copy",
+        r"^Memcpy|^Memset|multi_tensor_apply.*(Copy|Zero)Functor|roll_cuda|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|impl_nocast<.*direct_copy",
+    ),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam|FusedOptimizer"),
     ("attention", r"flash|fmha|sdpa|attention|cudnn::fusion::(compute_dot_do_o|convert_dq)"),
-    ("FP8 GEMM", r"nvjet(_sm\d+)?_[qo][qo]|(gemm|GEMM|xmma|cutlass|nvjet).*(e4m3|e5m2|float_e4m3|float_e5m2|fp8|_qq)"),
+    (
+        "FP8 GEMM",
+        r"nvjet(_sm\d+)?_[qor][qor]|(gemm|GEMM|xmma|cutlass|nvjet).*(e4m3|e5m2|float_e4m3|float_e5m2|fp8|_qq)",
+    ),
     ("GEMM", r"nvjet|gemm|GEMM|xmma|cutlass|cublas|gemv|splitK|dgrad|wgrad|fprop|conv|_mm_|triton_tem_"),
     ("pointwise", r"^triton_(poi|per|red|for|spl)_"),
     ("norm", r"layer_?norm|rms_?norm|GammaBeta|welford|(?-i:LayerNorm|RMSNorm)|ln_(fwd|bwd)"),

@@ -113,9 +113,9 @@ def test_tf32_rounds_matrix_products_and_fp32_takes_that_back(device: torch.devi
     def error() -> float:
         return float(((a @ b).double() - exact).norm() / exact.norm())
 
-    Tf32(device)
+    Tf32(device, torch.float32)
     assert 1e-5 < error() < 2e-3  # 10 bits of mantissa
-    Fp32(device)
+    Fp32(device, torch.float32)
     assert error() < 1e-5
 
 

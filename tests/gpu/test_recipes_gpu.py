@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing import get_context
 from typing import Any
 
 import learnable
@@ -59,6 +61,18 @@ def run_of(workload: str, **settings: Any) -> dict[str, Any]:
 @cache
 def train(workload: str, again: int = 0, **settings: Any) -> Trained:
     """Fifty steps, then a profiled one; `again` tells identical runs apart."""
+    if settings["precision"].startswith("apex_amp"):
+        return process_of(settings["precision"]).submit(train_here, workload, settings).result()
+    return train_here(workload, settings)
+
+
+@cache
+def process_of(precision: str) -> ProcessPoolExecutor:
+    """A process for one level of apex.amp: it needs an Apex of its own, and changes torch's functions for good."""
+    return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"))
+
+
+def train_here(workload: str, settings: dict[str, Any]) -> Trained:
     torch._dynamo.reset()
     device = torch.device("cuda", 0)
     run = run_of(workload, **settings)
@@ -77,7 +91,7 @@ def train(workload: str, again: int = 0, **settings: Any) -> Trained:
                 tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
                 names = [name for name, _ in joined[0].named_parameters()]
                 for name, tensor in zip(names, tensors, strict=True):
-                    gradients[plain_name(name)] = tensor.grad.detach().float().clone()
+                    gradients[plain_name(name)] = tensor.grad.detach().float().cpu()
             super().update(optimizer)
 
     run["modules"]["precision"] = f"{__name__}:WATCHED"
@@ -118,14 +132,24 @@ def check_training(trained: Trained, plain: Trained, gemm: str) -> None:
     assert cosine(trained, plain) > COSINE[gemm]
 
 
+@pytest.mark.parametrize("workload", learnable.WORKLOADS)
+def test_without_a_right_first_step_fp8_learns_all_the_same(workload: str) -> None:
+    """The article's flags: the first gradient is mostly flushed to zero, so neither it nor the mean loss is fp32's."""
+    trained, plain = train(workload, precision="native_delayed_no_init"), train(workload, precision="fp32")
+    assert cosine(trained, plain) < COSINE["fp8"]
+    assert trained.losses[-1] == pytest.approx(plain.losses[-1], rel=0.2)
+
+
 def needs_another_model(workload: str, precision: str) -> bool:
     return workload == "lm" and precision.startswith("te_layers")
 
 
+# the article's first step is known to be wrong: it has a test of its own
+RIGHT = [precision for precision in PRECISIONS if precision != "native_delayed_no_init"]
 CASES = [(w, p) for p in PRECISIONS for w in learnable.WORKLOADS if not needs_another_model(w, p)]
 
 
-@pytest.mark.parametrize(("workload", "precision"), CASES)
+@pytest.mark.parametrize(("workload", "precision"), [case for case in CASES if case[1] in RIGHT])
 def test_training_in_every_precision_follows_fp32(workload: str, precision: str) -> None:
     gemm = look_up(PRECISIONS[precision]).gemm
     check_training(train(workload, precision=precision), train(workload, precision="fp32"), gemm)
@@ -210,9 +234,10 @@ def test_a_fused_norm_is_torchs_norm_forward_and_backward(name: str, dtype: torc
             nn.init.normal_(parameter)
     plain.load_state_dict({key: value for key, value in norm.state_dict().items() if key in ("weight", "bias")})
     norm, plain = norm.to(dtype), plain.double()
-    inputs = [x.to(dtype).requires_grad_(), x.to(dtype).double().requires_grad_()]
+    x = x.to(dtype)
+    inputs = [x.clone().requires_grad_(), x.double().requires_grad_()]
     outputs = [module(tensor) for module, tensor in zip((norm, plain), inputs, strict=True)]
-    grad = torch.randn_like(x)
+    grad = torch.randn_like(x, dtype=torch.float32)
     for output in outputs:
         output.backward(grad.to(output.dtype))
     tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}

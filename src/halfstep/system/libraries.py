@@ -6,6 +6,7 @@ the measuring recipes ask here, so that the one's table and the other's `unsuppo
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -102,6 +103,8 @@ def load(module: str) -> ModuleType:
     if module == "apex.amp" and APEX_AMP_FOLDER in os.environ:
         _put_amp_first()
     _load_torch()
+    if importlib.util.find_spec("transformer_engine") is not None:
+        _load_torchs_cudnn()
     try:
         return importlib.import_module(module)
     except Exception as error:  # what an import can raise is anything
@@ -156,6 +159,20 @@ def _load_torch() -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise LibraryError("missing", "PyTorch is not installed", SETUP) from error
         raise LibraryError("broken", f"PyTorch does not load: {_first_line(error)}", SETUP) from error
+
+
+def _load_torchs_cudnn() -> None:
+    """Load all of the cuDNN that came with torch, so that Transformer Engine, whoever imports it, uses the same.
+
+    Where the machine has a cuDNN of its own, Transformer Engine links to that, and two releases are mixed.
+    """
+    try:
+        spec = importlib.util.find_spec("nvidia.cudnn")
+    except ModuleNotFoundError:
+        return
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in sorted(Path(folder, "lib").glob("libcudnn*.so.*")):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def _explained(module: str, error: Exception) -> LibraryError:
