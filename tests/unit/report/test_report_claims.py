@@ -52,6 +52,7 @@ def sides(comparison: str, variant: str, over: str | list[str]) -> dict[str, obj
     return {"comparison": comparison, "variant": variant, "over": over}
 
 
+D = sides("fair", "fp8-blocks", ["fp8", "torchao"])
 CONFIG = {
     "comparisons": {
         "fair": {"workload": "vit_huge", "baseline": "bf16", "variants": GRID},
@@ -70,7 +71,7 @@ CONFIG = {
         "f": {"claim": "x | y", "source": "z", "ratio": 1.72, "same_batch": sides("fair", "fp8-blocks", "bf16")},
         "b": {"claim": "x", "source": "z", "order": True, "same_batch": sides("fair", "bf16", "fp8")},
         "c": {"claim": "x", "source": "z", "order": True, "same_batch": sides("fair", "fp8", ["bf16", "bf16-blocks"])},
-        "d": {"claim": "x", "source": "z", "order": True, "same_batch": sides("fair", "fp8-blocks", ["fp8", "torchao"])},
+        "d": {"claim": "x", "source": "z", "order": True, "same_batch": D},
         "e": {"claim": "x", "source": "z", "graph_breaks": {"comparison": "fair", "variant": "fp8-blocks"}},
         "g": {
             "claim": "x",
