@@ -76,7 +76,7 @@ def test_the_recipe_in_the_docs_is_whole_and_works_on_a_cpu() -> None:
     (recipe_class,) = made
     assert issubclass(recipe_class, Precision)
     try:
-        recipe, model = recipe_class(torch.device("cpu")), nn.Linear(4, 4)
+        recipe, model = recipe_class(torch.device("cpu"), torch.float32), nn.Linear(4, 4)
         assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         with recipe.autocast():
             out = model(torch.ones(1, 4))

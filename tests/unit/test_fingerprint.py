@@ -13,7 +13,7 @@ import pytest
 
 from halfstep import fingerprint
 from halfstep.fingerprint import CHILD, SOURCE, closure, run_fingerprint, run_modules, source_hash
-from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
+from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, TRAINING, WORKLOADS
 from halfstep.study import Scope, resolve, validate
 
 FUNCTION = '''
@@ -103,7 +103,7 @@ def test_all_python_versions_hash_a_source_alike(tmp_path: Path) -> None:
 
 
 def test_a_run_hangs_on_its_own_recipes_and_not_on_other_ones() -> None:
-    eager = closure(run_modules([PRECISIONS["bf16"], WORKLOADS["lm"]]))
+    eager = closure(run_modules([TRAINING, PRECISIONS["bf16"], WORKLOADS["lm"]]))
     assert {CHILD, "halfstep.measure.training", "halfstep.recipes.precision.precision"} <= set(eager)
     assert {"halfstep.recipes.precision.bf16", "halfstep.workloads.lm"} <= set(eager)
     assert not {"halfstep.recipes.precision.fp16", "halfstep.workloads.vit"} & set(eager)
@@ -111,7 +111,14 @@ def test_a_run_hangs_on_its_own_recipes_and_not_on_other_ones() -> None:
 
 def test_no_run_hangs_on_what_does_not_measure() -> None:
     """So that an edit of the study's models, the supervisor, the report or the registry measures nothing again."""
-    everything = [*WORKLOADS.values(), *PRECISIONS.values(), *COMPILES.values(), *NORMS.values(), *OPTIMIZERS.values()]
+    everything = [
+        TRAINING,
+        *WORKLOADS.values(),
+        *PRECISIONS.values(),
+        *COMPILES.values(),
+        *NORMS.values(),
+        *OPTIMIZERS.values(),
+    ]
     found = closure(run_modules(everything))
     outside = ("halfstep.study", "halfstep.registry", "halfstep.cli", "halfstep.records", "halfstep.kernel_kinds")
     supervising = ("halfstep.measure.supervisor", "halfstep.measure.row", "halfstep.system.telemetry")

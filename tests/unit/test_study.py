@@ -61,7 +61,7 @@ MISTAKES = [
     (f"{A}.precision", "bf17", f"{A}.precision = 'bf17' is unknown: {PRECISIONS}; did you mean 'bf16'?"),
     (f"{A}.precision", "quantum", f"{A}.precision = 'quantum' is unknown: {PRECISIONS}."),
     (f"{A}.compile", "block", "did you mean 'blocks'?"),
-    (f"{A}.optimizer", "adamw", "did you mean 'adamw_"),
+    (f"{A}.optimizer", "adamw_fuse", "did you mean 'adamw_fused'"),
     (f"{A}.norm", "layer_norm", "did you mean 'layernorm'?"),
     (f"{A}.data", "dataloder", f"{A}.data = 'dataloder' is unknown: choose from resident, dataloader; did you mean"),
     (f"{A}.compile", False, f"{A}.compile = False should be text: put quotes round it."),

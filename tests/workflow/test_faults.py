@@ -58,7 +58,7 @@ class Raises(Precision):
 
 
 class Refuses(Precision):
-    def __init__(self, device):
+    def __init__(self, device, weights):
         raise Unsupported("this recipe needs what no machine has")
 
 

@@ -1,10 +1,11 @@
-"""Normalisation layers: each a function from the width to a module, with timm's epsilon for ViT."""
+"""Normalisation layers with timm's epsilon for ViT: functions from the width to a module on the default device."""
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from halfstep.recipes.libraries import load
+from halfstep.recipes.requirements import load, require_gpu
 
 EPSILON = 1e-6
 
@@ -26,21 +27,26 @@ def apex_rmsnorm(width: int) -> nn.Module:
 
 
 def te_layernorm(width: int) -> nn.Module:
-    return load("transformer_engine.pytorch").LayerNorm(width, eps=EPSILON)
+    return _on_a_gpu("Transformer Engine", "transformer_engine.pytorch").LayerNorm(width, eps=EPSILON)
 
 
 def te_rmsnorm(width: int) -> nn.Module:
-    return load("transformer_engine.pytorch").RMSNorm(width, eps=EPSILON)
+    return _on_a_gpu("Transformer Engine", "transformer_engine.pytorch").RMSNorm(width, eps=EPSILON)
 
 
 def liger_layernorm(width: int) -> nn.Module:
-    return load("liger_kernel.transformers").LigerLayerNorm(width, eps=EPSILON)
+    return _on_a_gpu("Liger", "liger_kernel.transformers").LigerLayerNorm(width, eps=EPSILON)
 
 
 def liger_rmsnorm(width: int) -> nn.Module:
-    return load("liger_kernel.transformers").LigerRMSNorm(width, eps=EPSILON)
+    return _on_a_gpu("Liger", "liger_kernel.transformers").LigerRMSNorm(width, eps=EPSILON)
 
 
 def _apex() -> Any:
-    load("fused_layer_norm_cuda")  # without it Apex's modules would silently be torch's
+    _on_a_gpu("Apex", "fused_layer_norm_cuda")  # without it Apex's modules would silently be torch's
     return load("apex.normalization")
+
+
+def _on_a_gpu(what: str, module: str) -> Any:
+    require_gpu(torch.get_default_device(), what)
+    return load(module)

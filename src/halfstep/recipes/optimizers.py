@@ -7,11 +7,12 @@ that a CUDA graph can hold the step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from halfstep.recipes.libraries import load
+from halfstep.recipes.requirements import load, require_gpu
 
 Parameters = Iterable[nn.Parameter]
 ADAMW_WEIGHT_DECAY = 0.01
@@ -58,12 +59,14 @@ def te_adamw(parameters: Parameters, capturable: bool) -> Optimizer:
     return _te_fused_adam(parameters, capturable, adam_w_mode=True, weight_decay=ADAMW_WEIGHT_DECAY)
 
 
-def _apex_fused_adam(parameters: Parameters, capturable: bool, adam_w_mode: bool, weight_decay: float) -> Optimizer:
+def _apex_fused_adam(parameters: Parameters, capturable: bool, **settings: Any) -> Optimizer:
+    parameters = list(parameters)
+    require_gpu(parameters[0].device, "Apex")
     load("amp_C")
-    fused_adam = load("apex.optimizers").FusedAdam
-    return fused_adam(parameters, adam_w_mode=adam_w_mode, weight_decay=weight_decay, capturable=capturable)
+    return load("apex.optimizers").FusedAdam(parameters, capturable=capturable, **settings)
 
 
-def _te_fused_adam(parameters: Parameters, capturable: bool, adam_w_mode: bool, weight_decay: float) -> Optimizer:
-    fused_adam = load("transformer_engine.pytorch.optimizers").FusedAdam
-    return fused_adam(parameters, adam_w_mode=adam_w_mode, weight_decay=weight_decay, capturable=capturable)
+def _te_fused_adam(parameters: Parameters, capturable: bool, **settings: Any) -> Optimizer:
+    parameters = list(parameters)
+    require_gpu(parameters[0].device, "Transformer Engine")
+    return load("transformer_engine.pytorch.optimizers").FusedAdam(parameters, capturable=capturable, **settings)

@@ -100,7 +100,7 @@ def ratio_notes(comparison: ComparisonResult) -> list[str]:
 def settings(results: Results, comparison: ComparisonResult) -> str:
     """What the variants were set to beside precision and compilation; a value is followed by those that differ."""
     parts = []
-    for key in ("optimizer", "norm", "data"):
+    for key in ("weights", "optimizer", "norm", "data"):
         names: dict[str, list[str]] = {}
         for variant in comparison.variants:
             names.setdefault(variant.row[key], []).append(variant.name)

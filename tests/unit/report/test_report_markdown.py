@@ -69,7 +69,7 @@ def test_a_smoke_run_says_that_it_is_one(tmp_path, scopes, unsaved):
 def test_answers_come_first(h200, unsaved):
     text = report(h200)
     answer = text[text.index("## What to use") : text.index("## ViT-Huge, batch 128")]
-    assert "use `bf16-foreach`: 1.064 [" in answer and "and 1.33" in answer
+    assert "use `bf16-foreach`: 1.066 [" in answer and "and 1.33" in answer
     assert "use `lm-graphs`: 1.25" in answer and "and 9.0" in answer
     assert "Loss parity not yet checked" in answer
 
@@ -276,7 +276,8 @@ def test_idle_gpus_unlike_replicates_power_and_settings_are_said(h200, scopes, u
     text = report(h200)
     assert "- Replicate 2 of `eager` ran 17 % slower than the others (4" in text
     assert "Replicate 1 of `eager`" not in text
-    assert "optimizer `adam_fused`, norm `layernorm`, data `resident`, 632,304,384 parameters." in text
+    assert "Settings: weights `fp32`, optimizer `adam_fused` (" in text
+    assert "norm `layernorm`, data `resident`, 632,304,384 parameters." in text
     assert "Host-bound: the GPU idles" in text
     assert "Seldom or never at the 700 W power limit in any run; mean SM clock 1890 MHz." in text
     assert "Model FLOPs: 0.9800 TFLOP per image. Stated dense peak in TFLOP/s: 989 for `eager`" in text

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from halfstep.recipes.libraries import load_apex_amp
-from halfstep.recipes.precision.precision import Precision, require_gpu
+from halfstep.recipes.precision.precision import Precision
+from halfstep.recipes.requirements import load_apex_amp, require_gpu
 
 
 class ApexAmpO0(Precision):

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import torch
 
-from halfstep.recipes.precision.precision import Precision, require_compute_capability
+from halfstep.recipes.precision.precision import Precision
+from halfstep.recipes.requirements import require_compute_capability
 
 
 class Bf16(Precision):

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import torch
 
-from halfstep.recipes.precision.precision import Precision, require_gpu
+from halfstep.recipes.precision.precision import Precision
+from halfstep.recipes.requirements import require_gpu
 
 
 class Fp16GradScaler(Precision):

@@ -11,7 +11,7 @@ from torch import nn
 from halfstep.errors import Invalid
 from halfstep.recipes.linears import LinearUse, Plan, plan_linears
 from halfstep.recipes.precision.bf16 import Bf16
-from halfstep.recipes.precision.precision import require_compute_capability
+from halfstep.recipes.requirements import require_compute_capability
 
 
 class Fp8Linears(Bf16):

@@ -22,18 +22,6 @@ def set_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def require_compute_capability(device: torch.device, needed: tuple[int, int], what: str) -> None:
-    """Raises: Unsupported, on a GPU older than `needed`; a CPU passes."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < needed:
-        raise Unsupported(f"{what} needs compute capability {needed[0]}.{needed[1]} or newer")
-
-
-def require_gpu(device: torch.device, what: str) -> None:
-    """Raises: Unsupported, on a CPU."""
-    if device.type != "cuda":
-        raise Unsupported(f"{what} needs an NVIDIA GPU; this run is on the CPU")
-
-
 class Precision:
     """A recipe checks the device when it is made, prepares the model once, then takes part in every step.
 

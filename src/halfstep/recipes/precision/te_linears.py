@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from halfstep.recipes.libraries import load
 from halfstep.recipes.precision.fp8_linears import Fp8Linears, replace
-from halfstep.recipes.precision.precision import require_gpu
+from halfstep.recipes.requirements import load, require_gpu
 
 
 class TransformerEngine(Fp8Linears):

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import torch
 
-from halfstep.recipes.precision.precision import Precision, require_compute_capability, require_gpu, set_tf32
+from halfstep.recipes.precision.precision import Precision, set_tf32
+from halfstep.recipes.requirements import require_compute_capability, require_gpu
 
 
 class Tf32(Precision):
