@@ -147,7 +147,7 @@ class Study(Frozen):
         "auto",
         description="`full`: the sizes as written; `smoke`: tiny models, minutes on a CPU; `auto`: full on a GPU",
     )
-    replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale always {SMOKE_REPLICATES})")
+    replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale at most {SMOKE_REPLICATES})")
     seed: Annotated[int, Field(ge=0), BeforeValidator(no_bool)] = Field(
         0, description="seed of weights and data; replicate n uses seed + n"
     )
@@ -259,7 +259,9 @@ def run_keys(study: Study, scope: Scope) -> list[RunKey]:
     """
     keys = []
     for name, comparison in study.comparisons.items():
-        replicates = SMOKE_REPLICATES if scope.scale == "smoke" else comparison.replicates or study.replicates
+        replicates = comparison.replicates or study.replicates
+        if scope.scale == "smoke":
+            replicates = min(replicates, SMOKE_REPLICATES)
         for replicate in range(1, replicates + 1):
             variants = sorted(comparison.variants)
             shuffled = random.Random(f"{study.seed}/{name}/{replicate}").sample(variants, len(variants))

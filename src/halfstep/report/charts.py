@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -197,7 +198,9 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
     axis.set_xlabel("peak allocated memory (GiB)")
-    axis.set_ylabel(_clocked(f"throughput ({comparison.unit}/s)", comparison))
+    label = f"throughput ({comparison.unit}/s)"
+    # the axis is short, and its label runs along it
+    axis.set_ylabel("\n".join([label, *textwrap.wrap(comparison.clock, len(label))]))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     sns.despine(figure)
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, handletextpad=0.4, labelspacing=0.3)

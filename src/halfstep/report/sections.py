@@ -60,7 +60,7 @@ def variant_cells(variant: VariantResult) -> list[str]:
         digits(variant["step_ms"], 4),
         digits(variant["samples_per_s"]),
         "baseline" if speedup is None else wording.ratio(speedup),
-        pairs(speedup),
+        _n(speedup),
         digits(variant["peak_allocated_gib"]),
         tflops,
         digits(None if energy is None else energy * 1e3),
@@ -79,7 +79,7 @@ def _whole_run(variant: VariantResult) -> list[str]:
     ]
 
 
-def pairs(speedup: Ratio | None) -> str:
+def _n(speedup: Ratio | None) -> str:
     """How many replicates a ratio rests on, and by which method."""
     if speedup is None or not speedup.method:
         return EMPTY
