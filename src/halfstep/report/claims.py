@@ -136,7 +136,7 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
     if least.case or not before or not after:
         values = [one.ratio.value for one in found if one.ratio.value is not None]
         over = (
-            f"; over {len(found)} comparisons the ratio goes from {wording.digits(min(values))} to "
+            f"; over all {len(found)} the ratio goes from {wording.digits(min(values))} to "
             f"{wording.digits(max(values))}"
         )
         at = f" at {least.case}" if least.case else ""
@@ -157,7 +157,9 @@ def _no_ratio(one: Compared) -> str:
     for rows in (one.variant, one.rival):
         if rows and not _ok(rows):
             return _failed(rows)
-    return f"{one.ratio.reason[0].upper()}{one.ratio.reason[1:]}." if one.ratio.reason else "There is no such shape."
+    if not one.variant or not one.rival:
+        return f"No run has the shape {one.case}."
+    return f"{one.ratio.reason[0].upper()}{one.ratio.reason[1:]}."
 
 
 def _failed(rows: Sequence[Row]) -> str:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from halfstep.cli import app
 from halfstep.records import SUMMARY_COLUMNS, read_csv, write_csv
+from halfstep.report.claims import claim_rows
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
 from halfstep.report.markdown import write_report
@@ -245,3 +246,64 @@ def test_a_changed_claim_needs_no_run(scope):
     collect(scope, validate(config))
     assert table(scope)["a"]["verdict"] == "weaker here"
     assert not [run for run in load(scope).runs if run["status"] == "stale"]
+
+
+def operator_rows(variant: str, times: dict[str, float], status: str = "ok") -> dict[str, list[dict[str, str]]]:
+    """Rows by case, three replicates each, as collect hands them on."""
+    return {
+        case: [
+            {
+                "comparison": "fair", "variant": variant, "case": case, "replicate": str(n), "gpu_uuid": "g",
+                "sitting": "s", "environment": "e", "status": status, "reason": "no kernel" * (status != "ok"),
+                "step_ms": str(ms * (1 + n / 1e4)), "samples_per_step": "1", "compile": "none",
+            }
+            for n in (1, 2, 3)
+        ]
+        for case, ms in times.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "case", "verdict", "sides"),
+    [
+        (
+            {"small": 1.0, "large": 8.0},
+            None,
+            "faster",
+            "`fp8` over `bf16-blocks` at large, the least of 2 shapes (fair)",
+        ),
+        (
+            {"small": 3.0, "large": 8.0},
+            None,
+            "depends",
+            "`fp8` over `bf16-blocks` at small, the least of 2 shapes (fair)",
+        ),
+        ({"small": 3.0, "large": 8.0}, "large", "faster", "`fp8` over `bf16-blocks` at large (fair)"),
+        ({"small": 1.0}, "lagre", "not measurable here", "`fp8` over `bf16-blocks` at lagre (fair)"),
+    ],
+)
+def test_a_claim_over_shapes(ours, case, verdict, sides):
+    config = copy.deepcopy(CONFIG)
+    config["claims"] = {"q": config["claims"]["q"]}
+    config["claims"]["q"]["same_batch"] |= {"case": case}
+    theirs = operator_rows("bf16-blocks", {"small": 2.0, "large": 9.0})
+    runs = {("fair", "fp8"): operator_rows("fp8", ours), ("fair", "bf16-blocks"): theirs}
+    (row,) = claim_rows(validate(config), runs, [], smoke=False)
+    assert (row["verdict"], row["same_batch_sides"]) == (verdict, sides)
+    if verdict == "depends":
+        assert row["why"] == (
+            "`fp8` takes 3.00 ms, `bf16-blocks` 2.00 ms at small; over all 2 the ratio goes from 0.667 to 1.12."
+        )
+    if verdict == "not measurable here":
+        assert row["why"] == "No run has the shape lagre."
+
+
+def test_a_variant_that_failed_has_no_shapes_of_its_own():
+    config = copy.deepcopy(CONFIG)
+    config["claims"] = {"q": config["claims"]["q"]}
+    runs = {
+        ("fair", "fp8"): operator_rows("fp8", {"": 1.0}, "unsupported"),
+        ("fair", "bf16-blocks"): operator_rows("bf16-blocks", {"small": 2.0, "large": 9.0}),
+    }
+    (row,) = claim_rows(validate(config), runs, [], smoke=False)
+    assert (row["verdict"], row["why"]) == ("not measurable here", "`fp8` is unsupported: no kernel.")
