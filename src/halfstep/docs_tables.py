@@ -26,6 +26,9 @@ from halfstep.report.claims import CLAIMS_COLUMNS
 from halfstep.report.tables import KERNELS_TABLE_COLUMNS, RANKING_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
 from halfstep.report.verdicts import VERDICTS
 from halfstep.study import Study
+from halfstep.system.capabilities import PROBES
+from halfstep.system.probing import STATUSES as CAPABILITY_STATUSES
+from halfstep.system.probing import Probe
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -83,6 +86,13 @@ def _default(field: Mapping[str, Any], required: bool) -> str:
     return "–" if value is None or value == {} else "as below" if isinstance(value, dict) else f"`{value}`"
 
 
+def _capability(entry: tuple[str, Probe]) -> list[str]:
+    name, probe = entry
+    oldest = ".".join(map(str, probe.compute_capability or ())) or "any"
+    gpu = oldest if probe.cuda or name == "nvml" else "none needed" if oldest == "any" else f"none, or {oldest}"
+    return [f"`{name}`", (probe.prove.__doc__ or "").splitlines()[0].rstrip("."), gpu]
+
+
 def tables() -> dict[str, str]:
     return {
         "study": keys(None),
@@ -95,6 +105,8 @@ def tables() -> dict[str, str]:
         "graph-breaks": keys("GraphBreaks"),
         "statuses": columns(STATUSES, "status"),
         "table-statuses": columns({k: v for k, v in TABLE_STATUSES.items() if k not in STATUSES}, "status"),
+        "capability-statuses": columns(CAPABILITY_STATUSES, "status"),
+        "capabilities": markdown(["capability", "proved by", "GPU"], map(_capability, PROBES.items())),
         "summary-identity": columns(IDENTITY_COLUMNS),
         "summary-results": columns(RESULT_COLUMNS),
         "summary-provenance": columns(PROVENANCE_COLUMNS),

@@ -17,6 +17,8 @@ PRECISIONS: dict[str, str] = {
     "tf32": "halfstep.recipes.precision.tf32:Tf32",
     "bf16": "halfstep.recipes.precision.bf16:Bf16",
     "fp16": "halfstep.recipes.precision.fp16:Fp16GradScaler",
+    "native_delayed": "halfstep.recipes.precision.native_delayed:NativeDelayed",
+    "native_delayed_no_init": "halfstep.recipes.precision.native_delayed:NativeDelayedNoInit",
     "torchao_tensorwise": "halfstep.recipes.precision.torchao:TorchaoTensorwise",
     "torchao_rowwise": "halfstep.recipes.precision.torchao:TorchaoRowwise",
     "torchao_rowwise_with_gw_hp": "halfstep.recipes.precision.torchao:TorchaoRowwiseWithGwHp",

@@ -14,12 +14,12 @@ CLASSES, VOCABULARY = 16, 256
 
 
 def patterned_images(n: int, index: int, generator: torch.Generator, *, img_size: int, **_: Any) -> Any:
-    """Images [n, 3, img_size, img_size] fp32: each its class's pattern under noise of the same size."""
+    """Images [n, 3, img_size, img_size] fp32: each its class's pattern under five times as much noise."""
     device = generator.device
     patterns = torch.randn(CLASSES, 3, img_size, img_size, generator=torch.Generator().manual_seed(0)).to(device)
     labels = (torch.arange(n, device=device) + n * index) % CLASSES
     noise = torch.randn(n, 3, img_size, img_size, generator=generator, device=device)
-    return patterns[labels] + noise, labels
+    return 0.2 * patterns[labels] + noise, labels
 
 
 def successive_tokens(n: int, index: int, generator: torch.Generator, *, context: int, **_: Any) -> Any:

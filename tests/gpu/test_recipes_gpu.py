@@ -29,8 +29,8 @@ STEPS = 50
 LINEARS = {"vit_huge": 4 * 2 + 1, "lm": 4 * 2 + 1}
 FP8 = [name for name in PRECISIONS if getattr(look_up(PRECISIONS[name]), "gemm", "") == "fp8"]
 # of the mean loss over all steps, relative to fp32's; of the first step's gradient, the cosine to fp32's
-LOSS_TOLERANCE = {"fp32": 1e-3, "tf32": 0.01, "bf16": 0.02, "fp16": 0.02, "fp8": 0.06}
-COSINE = {"fp32": 0.99999, "tf32": 0.9999, "bf16": 0.999, "fp16": 0.999, "fp8": 0.98}
+LOSS_TOLERANCE = {"fp32": 1e-3, "tf32": 0.01, "bf16": 0.01, "fp16": 0.01, "fp8": 0.03}
+COSINE = {"fp32": 0.99999, "tf32": 0.9999, "bf16": 0.9995, "fp16": 0.9995, "fp8": 0.99}
 SPREAD = 0.005  # of each loss between two runs from the same seed: some kernels add in no fixed order
 
 

@@ -7,11 +7,14 @@ import time
 
 import pytest
 
-from halfstep.system import capabilities
+from halfstep.system import capabilities_torch
+from halfstep.system.capabilities import PROBES
 from halfstep.system.doctor import examine, print_table
 from halfstep.system.environment import environment
 from halfstep.system.gpu import visible_gpu
+from halfstep.system.libraries import LibraryError, locate
 from halfstep.system.peaks import stated_peak
+from halfstep.system.probing import Broken
 from halfstep.system.telemetry import Sampler
 
 pytestmark = pytest.mark.gpu
@@ -26,16 +29,26 @@ def test_doctor_finds_every_capability():
     result = examine()
     print_table(result)
     gpu = visible_gpu()
-    expected = set(capabilities.CAPABILITIES)
-    if gpu.compute_capability < (8, 9):
-        expected.remove("fp8_matmul")
-    if gpu.compute_capability < (8, 0):
-        expected -= {"bf16", "tf32"}
-    available = {row["name"] for row in result["capabilities"] if row["status"] == "available"}
-    assert available == expected
+    rows = {row["name"]: row for row in result["capabilities"]}
+    expected = {}
+    for name, probe in PROBES.items():
+        expected[name] = "available"
+        if probe.compute_capability is not None and gpu.compute_capability < probe.compute_capability:
+            expected[name] = "too old"
+        try:
+            if probe.library is not None:
+                locate(probe.library)
+        except LibraryError as error:
+            expected[name] = error.status
+    if expected["torchao_delayed"] == "available":
+        expected["torchao_delayed"] = "removed"
+    wrong = {name: rows[name] for name, status in expected.items() if rows[name]["status"] != status}
+    assert not wrong, wrong
+    print("not installed, so not proved:", {n: s for n, s in expected.items() if s not in ("available", "too old")})
     details = {row["name"]: row["detail"] for row in result["capabilities"]}
     assert "Triton kernel" in details["torch_compile"]
     assert "on the GPU" in details["bf16"]
+    assert "e5m2" in details["scaled_mm_tensorwise"]
     assert result["machine"]["gpu"] == gpu.name
     assert result["machine"]["power_limit_w"] > 0
 
@@ -82,5 +95,47 @@ def test_tf32_leaves_torch_as_it_was():
     import torch
 
     before = torch.backends.cuda.matmul.allow_tf32
-    capabilities.tf32()
+    capabilities_torch.tf32()
     assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+def needs_fp8():
+    if visible_gpu().compute_capability < (8, 9):
+        pytest.skip("no FP8 matrix units")
+
+
+@pytest.mark.parametrize("probe", [capabilities_torch.scaled_mm_tensorwise, capabilities_torch.scaled_mm_rowwise])
+def test_a_scaled_product_with_a_wrong_scale_is_broken(monkeypatch, probe):
+    import torch
+
+    needs_fp8()
+    real = torch._scaled_mm
+
+    def wrong(a, b, scale_a, scale_b, **others):
+        return real(a, b, scale_a=scale_a, scale_b=scale_b * 1.1, **others)
+
+    assert "relative error" in probe()
+    monkeypatch.setattr(torch, "_scaled_mm", wrong)
+    with pytest.raises(Broken, match="relative error"):
+        probe()
+
+
+def test_a_linear_in_bf16_and_one_without_fp8_kernels_do_not_pass_for_fp8():
+    import torch
+
+    from halfstep.system.checks import need_fp8_gemm, prove_linear
+
+    with pytest.raises(Broken, match="less than the rounding asked for"):
+        prove_linear(lambda linear: linear)
+    a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(Broken, match="no FP8 matrix product"):
+        need_fp8_gemm(lambda: a @ a)
+
+
+def test_torchs_own_optimizer_does_not_pass_for_a_fused_one():
+    import torch
+
+    from halfstep.system.checks import prove_adamw
+
+    with pytest.raises(Broken, match="no kernel named"):
+        prove_adamw(lambda parameters, **settings: torch.optim.AdamW(parameters, foreach=False, **settings))

@@ -191,6 +191,13 @@ def test_the_child_sees_one_gpu_all_cores_and_its_variants_cache(monkeypatch: py
     assert environment_of(run_of("cpu"), None)["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_the_child_is_told_where_legacy_amp_lies_and_of_no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFSTEP_APEX_AMP", "/legacy")
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "0")
+    found = environment_of(run_of(), H200)
+    assert found["HALFSTEP_APEX_AMP"] == "/legacy" and "NVTE_FLASH_ATTN" not in found
+
+
 class FakeProcess:
     """A child that has ended."""
 

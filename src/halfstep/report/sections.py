@@ -297,12 +297,13 @@ def missing_capabilities(results: Results) -> list[list[str]]:
     """Lines of name, status, detail and remedy of what the doctor would have something done about.
 
     Only where a run is unsupported, and one line per remedy: else they explain nothing that is in the report.
+    What a library has removed is a fact, and nothing to do anything about.
     """
     if not any(row["status"] == "unsupported" for row in results.runs):
         return []
     by_remedy: dict[str, list[tuple[str, str, str]]] = {}
     for entry in results.doctor.get("capabilities") or []:
-        if isinstance(entry, dict) and entry.get("remedy"):
+        if isinstance(entry, dict) and entry.get("remedy") and entry.get("status") != "removed":
             found = str(entry.get("name")), str(entry.get("status")), str(entry.get("detail") or "")
             by_remedy.setdefault(str(entry["remedy"]), []).append(found)
     return [

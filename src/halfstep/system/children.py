@@ -1,4 +1,4 @@
-"""Runs a probe in a child process, and has an outcome whatever the child does."""
+"""Runs probes in child processes, and has an outcome of each whatever the children do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,38 @@ import psutil
 
 from halfstep.system.switches import without_switches
 
+POLL_S = 1.0
+
 
 def outcome(status: str, detail: str, remedy: str | None = None) -> dict[str, Any]:
     """What is known of a capability, as the doctor reports it."""
     return {"status": status, "detail": detail, "remedy": remedy}
 
 
-def run_probe(command: Sequence[str], time_limit_s: float) -> dict[str, Any]:
-    """{status, detail, remedy}: JSON on the last line that `command` prints; broken if it dies, hangs or prints none.
+def run_probes(command: Sequence[str], names: Sequence[str], time_limit_s: float) -> dict[str, dict[str, Any]]:
+    """{status, detail, remedy} by name, from the lines of JSON that `command`, called with the names, prints.
 
-    It compiles into empty caches of its own, and no text in the outcome holds the paths of this user.
+    The one that it was at when it died, hung for `time_limit_s` or ended without a word is broken, and those after
+    it get a process of their own. No text in an outcome holds the paths of this user.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while left := [name for name in names if name not in found]:
+        told, end = _run([*command, *left], time_limit_s)
+        found |= {name: told[name] for name in left if name in told}
+        unfinished = [name for name in left if name not in told]
+        if any(found[name]["status"] == "broken" for name in left if name in told):
+            continue  # it went no further, however it ended
+        if end is not None:
+            found[unfinished[0] if unfinished else left[-1]] = end
+        elif unfinished == left:
+            found[left[0]] = outcome("broken", "exit code 0, no outcome")
+    return found
+
+
+def _run(command: Sequence[str], time_limit_s: float) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
+    """The outcomes that `command` tells, by name, and how it ended where it did not end well.
+
+    It compiles into empty caches of its own.
     """
     with tempfile.TemporaryDirectory(prefix="halfstep-", ignore_cleanup_errors=True) as folder:
         environment = {
@@ -43,28 +66,51 @@ def run_probe(command: Sequence[str], time_limit_s: float) -> dict[str, Any]:
         with out.open("wb") as stdout, err.open("wb") as stderr:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment)
             try:
-                code = child.wait(time_limit_s)
-            except subprocess.TimeoutExpired:
-                return outcome("broken", f"did not end within {time_limit_s:g} s, and was killed")
+                code = _wait(child, out, time_limit_s)
             finally:
                 _end(child)
-        found = _read(code, out.read_text(errors="replace"), err.read_text(errors="replace"))
-        return {key: _scrub(value, folder) for key, value in found.items()}
+        if code is None:
+            end: dict[str, Any] | None = outcome("broken", f"did not end within {time_limit_s:g} s, and was killed")
+        else:
+            end = _bad_end(code, err.read_text(errors="replace"))
+        return _scrub(_told(out), folder), _scrub(end, folder)
 
 
-def _read(code: int, stdout: str, stderr: str) -> dict[str, Any]:
-    if code < 0:
+def _wait(child: subprocess.Popen[bytes], out: Path, time_limit_s: float) -> int | None:
+    """The child's exit code; None if it told nothing new for `time_limit_s`."""
+    told, deadline = 0, time.monotonic() + time_limit_s
+    while True:
         try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return outcome("broken", f"died of {name}")
-    try:
-        found = json.loads(stdout.splitlines()[-1])
-        return {key: found[key] for key in ("status", "detail", "remedy")}
-    except (IndexError, KeyError, TypeError, ValueError):
+            return child.wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            now = len(_told(out))
+        if now > told:
+            told, deadline = now, time.monotonic() + time_limit_s
+        elif time.monotonic() >= deadline:
+            return None
+
+
+def _told(out: Path) -> dict[str, dict[str, Any]]:
+    """The outcomes among all that was printed."""
+    found = {}
+    for line in out.read_text(errors="replace").splitlines():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            told = json.loads(line)
+            found[told["name"]] = outcome(told["status"], told["detail"], told["remedy"])
+    return found
+
+
+def _bad_end(code: int, stderr: str) -> dict[str, Any] | None:
+    if code == 0:
+        return None
+    if code > 0:
         said = [line.strip() for line in stderr.splitlines() if line.strip()]
         return outcome("broken", f"exit code {code}, no outcome" + (f": {said[-1]}" if said else ""))
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return outcome("broken", f"died of {name}")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

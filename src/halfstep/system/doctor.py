@@ -10,7 +10,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,20 @@ from rich.table import Table
 from rich.text import Text
 
 from halfstep.system.absence import why_no_cuda, why_no_gpu
-from halfstep.system.capabilities import CAPABILITIES
-from halfstep.system.children import outcome, run_probe
+from halfstep.system.capabilities import CAPABILITIES, PROBES
+from halfstep.system.children import outcome, run_probes
 from halfstep.system.environment import cpu_model
 from halfstep.system.gpu import Gpu, GpuError, visible_gpu
-from halfstep.system.probes import SETUP, TIME_LIMIT_S
-
-NEED_CUDA = ("tf32", "fp8_matmul", "cuda_graphs")
+from halfstep.system.libraries import SETUP, LibraryError, locate
+from halfstep.system.probes import TIME_LIMIT_S
+from halfstep.system.probing import ALARMS, Probe
 
 
 def examine() -> dict[str, Any]:
     """{"machine": {...}, "capabilities": [{name, status, detail, remedy}, ...]}; what is not known is None.
 
-    `status` is available, missing (something that it needs is not there) or broken (all is there, and it fails).
-    `remedy` says what to do, and is None for what is available.
+    `status` is one of probing.STATUSES. `remedy` says what to do, or what to use instead of what was removed, and
+    is None for what is available.
     """
     gpu, no_gpu = _gpu_or_reason()
     facts, no_torch = _torch_or_reason()
@@ -43,27 +43,35 @@ def examine() -> dict[str, Any]:
         no_cuda = no_gpu or why_no_cuda(gpu, facts, SETUP)
 
     known: dict[str, dict[str, Any]] = {}
-    for name in CAPABILITIES:
+    for name, probe in PROBES.items():
         if name == "nvml":
             if no_gpu is not None:
                 known[name] = outcome("missing", f"no GPU is visible: {no_gpu[0]}", no_gpu[1])
         elif no_torch is not None:
             known[name] = no_torch
-        elif name in NEED_CUDA and no_cuda is not None:
+        elif (unusable := _library_or_reason(probe)) is not None:
+            known[name] = unusable
+        elif probe.cuda and no_cuda is not None:
             known[name] = outcome("missing", f"no CUDA GPU is visible: {no_cuda[0]}", no_cuda[1])
 
+    children: dict[str, list[str]] = {}
+    for name, probe in PROBES.items():
+        if name not in known:
+            children.setdefault(probe.child, []).append(name)
     # the one that compiles takes longest, so it goes first
-    wanted = sorted((name for name in CAPABILITIES if name not in known), key=lambda name: name != "torch_compile")
-    with ThreadPoolExecutor(min(4, _cores())) as pool:  # nothing is timed, so they may run side by side
-        known |= zip(wanted, pool.map(prove, wanted), strict=True)
+    order = sorted(children, key=lambda child: child != "torch_compile")
+    with ThreadPoolExecutor(min(8, _cores())) as pool:  # nothing is timed, so they may run side by side
+        for found in pool.map(prove, [children[child] for child in order]):
+            known |= found
     return {"machine": _machine(gpu, facts), "capabilities": [{"name": name, **known[name]} for name in CAPABILITIES]}
 
 
-def prove(name: str) -> dict[str, Any]:
-    """{status, detail, remedy} of one probe, run in a child process."""
-    found = run_probe([sys.executable, "-m", "halfstep.system.probes", name], TIME_LIMIT_S)
-    if found["status"] != "available" and found["remedy"] is None:
-        found["remedy"] = f"see the whole error with `python -m halfstep.system.probes {name}`, and {SETUP}"
+def prove(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """{status, detail, remedy} by name, of probes that run one after the other in a child process."""
+    found = run_probes([sys.executable, "-m", "halfstep.system.probes"], names, TIME_LIMIT_S)
+    for name, told in found.items():
+        if told["status"] != "available" and told["remedy"] is None:
+            told["remedy"] = f"see the whole error with `python -m halfstep.system.probes {name}`, and {SETUP}"
     return found
 
 
@@ -78,10 +86,10 @@ def print_table(result: Mapping[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, padding=(0, 2, 0, 0))
     for heading in ("capability", "status", "how it was proved, or why not", "what to do"):
         table.add_column(heading, no_wrap=heading in ("capability", "status"))
-    styles = {"available": "green", "missing": "yellow", "broken": "red"}
+    styles = {"available": "green", "removed": "dim", **dict.fromkeys(ALARMS, "red")}
     for row in result["capabilities"]:
         # Text, since a message may hold what rich would take for its markup
-        status = Text(row["status"], style=styles[row["status"]])
+        status = Text(row["status"], style=styles.get(row["status"], "yellow"))
         table.add_row(Text(row["name"]), status, Text(row["detail"]), Text(row["remedy"] or ""))
     console.print(table)
 
@@ -107,10 +115,21 @@ def _torch_or_reason() -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What torch says of itself, or the outcome of every capability that needs it."""
     if importlib.util.find_spec("torch") is None:
         return {}, outcome("missing", "PyTorch is not installed", SETUP)
-    found = prove("facts")
+    found = prove(["facts"])["facts"]
     if found["status"] != "available":
         return {}, {**found, "detail": f"PyTorch does not load: {found['detail']}"}
     return found["detail"], None
+
+
+def _library_or_reason(probe: Probe) -> dict[str, Any] | None:
+    """The outcome of a probe whose library is not usable, as far as that is seen without importing it."""
+    if probe.library is None:
+        return None
+    try:
+        locate(probe.library)
+    except LibraryError as error:
+        return outcome(error.status, error.detail, error.remedy)
+    return None
 
 
 def _cores() -> int:

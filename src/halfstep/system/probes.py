@@ -1,6 +1,6 @@
-"""One probe in a process of its own: `python -m halfstep.system.probes bf16`.
+"""Probes in a process of their own: `python -m halfstep.system.probes bf16 fp16`.
 
-The doctor starts these, since what they find out may crash or hang. The last line printed is the outcome as JSON.
+The doctor starts these, since what they find out may crash or hang. Each prints a line of JSON, its outcome.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
-from halfstep.system.capabilities import PROBES, ProbeError
+from halfstep.system.capabilities import PROBES
 from halfstep.system.environment import torch_versions
 from halfstep.system.gpu import GIB
+from halfstep.system.libraries import SETUP, LibraryError
+from halfstep.system.probing import Probe, ProbeError
 
-TIME_LIMIT_S = 180  # importing torch from a cold network file system takes a minute
+TIME_LIMIT_S = 180  # for each; importing torch from a cold network file system takes a minute
 ALARM_S = TIME_LIMIT_S + 30  # ends a probe whose doctor was killed
 
-SETUP = "install the versions of requirements-train.lock: make setup"
 # What the message of an exception says is missing, and what to do about it.
 KNOWN_FAILURES: tuple[tuple[str, str], ...] = (
     (r"InvalidCxxCompiler|Failed to find C compiler", "install a C++ compiler: apt install g++"),
@@ -47,11 +49,17 @@ def facts() -> dict[str, Any]:
     return found
 
 
+def run(probe: Probe) -> str:
+    """How the capability was proved."""
+    probe.require()
+    return probe.prove()
+
+
 def outcome(probe: Callable[[], Any]) -> dict[str, Any]:
     """{status, detail, remedy} of a probe, whatever it does short of ending the process."""
     try:
         return {"status": "available", "detail": probe(), "remedy": None}
-    except ProbeError as error:
+    except (ProbeError, LibraryError) as error:
         return {"status": error.status, "detail": error.detail, "remedy": error.remedy}
     except Exception as error:
         traceback.print_exc()
@@ -70,12 +78,17 @@ def headline(error: Exception) -> str:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the probe that is named, and print its outcome."""
-    signal.alarm(ALARM_S)
-    probes = {**PROBES, "facts": facts}
-    if len(arguments) != 1 or arguments[0] not in probes:
-        sys.exit(f"usage: python -m halfstep.system.probes {'|'.join(probes)}")
-    print(json.dumps(outcome(probes[arguments[0]])), flush=True)
+    """Print the outcomes of the probes that are named, up to a broken one: it may have spoilt the GPU's context."""
+    probes: dict[str, Callable[[], Any]] = {"facts": facts}
+    probes |= {name: partial(run, probe) for name, probe in PROBES.items()}
+    if not arguments or not set(arguments) <= set(probes):
+        sys.exit(f"usage: python -m halfstep.system.probes {'|'.join(probes)} ...")
+    for name in arguments:
+        signal.alarm(ALARM_S)
+        found = outcome(probes[name])
+        print(json.dumps({"name": name, **found}), flush=True)
+        if found["status"] == "broken":
+            break
     sys.exit(0)
 
 

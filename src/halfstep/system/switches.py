@@ -1,8 +1,8 @@
 """Environment variables with which a shell could change what a measurement is.
 
 TORCH_COMPILE_DISABLE=1 runs a compiled variant eagerly, NVIDIA_TF32_OVERRIDE=1 makes TF32 of strict fp32,
-ONEDNN_DEFAULT_FPMATH_MODE=BF16 bf16 of it on a CPU, and nothing in the result would say so. What is measured
-is said by the run alone, so the measuring process gets none of them.
+ONEDNN_DEFAULT_FPMATH_MODE=BF16 bf16 of it on a CPU, NVTE_FLASH_ATTN=0 takes another attention, and nothing in
+the result would say so. What is measured is said by the run alone, so the measuring process gets none of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 PREFIXES = (
     "TORCH", "PYTORCH_", "CUBLAS", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "DISABLE_ADDMM_CUDA_LT",
     "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDA_FORCE_", "CUDA_DISABLE_",
-    "TRITON_F32_DEFAULT", "TRITON_INTERPRET", "ATEN_", "ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_",
+    "NVTE_", "LIGER_", "TRITON_F32_DEFAULT", "TRITON_INTERPRET", "ATEN_", "ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_",
 )  # fmt: skip
 
 

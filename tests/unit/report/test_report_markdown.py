@@ -286,8 +286,10 @@ def test_idle_gpus_unlike_replicates_power_and_settings_are_said(h200, scopes, u
 
 def test_the_doctors_table_is_there_only_for_unsupported_runs_with_equal_remedies_once(h200, scopes, unsaved):
     capabilities = [{"name": n, "status": "missing", "detail": "no module", "remedy": "see docs"} for n in "ab"]
-    (h200 / "system" / "doctor.json").write_text(json.dumps({"capabilities": capabilities}))
+    gone = {"name": "c", "status": "removed", "detail": "since 2025", "remedy": "use another"}
+    (h200 / "system" / "doctor.json").write_text(json.dumps({"capabilities": [*capabilities, gone]}))
     assert "| a; b | missing | no module | see docs |" in report(h200)
+    assert "use another" not in report(h200)
     config = json.loads(json.dumps(scopes.config))
     del config["comparisons"]["lm"]["variants"]["lm-fp16"]
     collect(h200, validate(config))

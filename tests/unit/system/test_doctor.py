@@ -11,6 +11,7 @@ from halfstep.system.absence import why_no_cuda, why_no_gpu
 from halfstep.system.capabilities import CAPABILITIES
 from halfstep.system.doctor import examine, print_table
 from halfstep.system.gpu import visible_gpu
+from halfstep.system.probing import STATUSES
 
 CUDA_13 = {"torch": "2.11.0+cu130", "cuda": "13.0", "problem": "RuntimeError: CUDA unknown error"}
 
@@ -33,7 +34,7 @@ def test_a_cpu_proves_what_it_can(on_a_cpu):
     for name in ("bf16", "fp16", "torch_compile"):
         assert (rows[name]["status"], rows[name]["remedy"]) == ("available", None), rows[name]
     assert "C++ kernel" in rows["torch_compile"]["detail"]
-    for name in ("tf32", "fp8_matmul", "cuda_graphs", "nvml"):
+    for name in ("tf32", "scaled_mm_tensorwise", "scaled_mm_rowwise", "cuda_graphs", "nvml"):
         assert rows[name]["status"] == "missing"
         assert "CUDA_VISIBLE_DEVICES='' hides them all" in rows[name]["detail"]
         assert "unset CUDA_VISIBLE_DEVICES" in rows[name]["remedy"]
@@ -51,13 +52,14 @@ def test_the_answer_is_the_same_again_and_tells_no_paths(on_a_cpu, tmp_path):
     text = (tmp_path / "doctor.json").read_text()
     assert json.loads(text) == on_a_cpu
     assert str(Path.home()) not in text and str(Path.cwd()) not in text and "/tmp" not in text
-    assert {"name": "bf16", **doctor.prove("bf16")} == by_name(on_a_cpu)["bf16"]
+    assert {"name": "bf16", **doctor.prove(["bf16"])["bf16"]} == by_name(on_a_cpu)["bf16"]
 
 
 def test_the_table_is_plain_in_a_log(on_a_cpu, capsys):
     rows = [
         *on_a_cpu["capabilities"],
         {"name": "x", "status": "broken", "detail": "[red]tag[/x]", "remedy": "fix [it]"},
+        *({"name": status, "status": status, "detail": "", "remedy": None} for status in STATUSES),
     ]
     print_table({"machine": on_a_cpu["machine"], "capabilities": rows})
     printed = capsys.readouterr().out
@@ -73,7 +75,7 @@ def no_children(*_):
 
 def test_without_torch_nothing_is_started(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(doctor, "run_probe", no_children)
+    monkeypatch.setattr(doctor, "run_probes", no_children)
     rows = by_name(examine())
     for name in CAPABILITIES:
         if name != "nvml":
@@ -86,7 +88,11 @@ def test_a_torch_that_does_not_load_breaks_all_but_nvml(monkeypatch, install_dri
     install_driver(new_card())
     fail = {"status": "broken", "detail": "died of SIGSEGV", "remedy": None}
     fine = {"status": "available", "detail": "answers", "remedy": None}
-    monkeypatch.setattr(doctor, "run_probe", lambda command, _: dict(fine if command[-1] == "nvml" else fail))
+
+    def run(command, names, _):
+        return {name: dict(fine if name == "nvml" else fail) for name in names}
+
+    monkeypatch.setattr(doctor, "run_probes", run)
     result = examine()
     rows = by_name(result)
     assert rows["nvml"]["status"] == "available"
@@ -99,11 +105,13 @@ def answers(monkeypatch, facts):
     """Every probe succeeds, and torch says `facts` of itself."""
     started = []
 
-    def run(command, _):
-        started.append(command[-1])
-        return {"status": "available", "detail": facts if command[-1] == "facts" else "done", "remedy": None}
+    def run(command, names, _):
+        started.extend(names)
+        details = {name: facts if name == "facts" else "done" for name in names}
+        return {name: {"status": "available", "detail": detail, "remedy": None} for name, detail in details.items()}
 
-    monkeypatch.setattr(doctor, "run_probe", run)
+    monkeypatch.setattr(doctor, "run_probes", run)
+    monkeypatch.setattr(doctor, "locate", lambda module: None)
     return started
 
 
@@ -116,14 +124,14 @@ def test_a_gpu_that_torch_cannot_use(monkeypatch, install_driver, new_card):
         "no CUDA GPU is visible: driver 580.159.04 serves CUDA 12.4 at most, and torch 2.11.0+cu130 needs CUDA 13.0"
     )
     assert rows["tf32"]["remedy"] == "install an NVIDIA driver of at least 580"
-    assert sorted(started) == ["bf16", "facts", "fp16", "nvml", "torch_compile"]
+    assert sorted(started) == ["bf16", "facts", "fp16", "nvml", "torch_compile", "torchao_delayed"]
 
 
 def test_a_gpu_that_torch_uses_and_nvml_does_not_know(monkeypatch):
     facts = {**CUDA_13, "problem": None, "gpu": "NVIDIA L4", "compute_capability": [8, 9], "memory_gib": 22.5}
     started = answers(monkeypatch, facts)
     result = examine()
-    assert by_name(result)["fp8_matmul"]["status"] == "available"
+    assert by_name(result)["scaled_mm_rowwise"]["status"] == "available"
     assert by_name(result)["nvml"]["status"] == "missing"
     assert set(started) == {"facts", *CAPABILITIES} - {"nvml"}
     machine = result["machine"]

@@ -1,0 +1,202 @@
+"""FP8 with delayed scaling on a real GPU: the values, the kernels, the compiler, the CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from halfstep.fp8.linear import Float8Linear, convert
+from halfstep.fp8.synchronise import Synchroniser
+from halfstep.kernel_kinds import kind_of
+from halfstep.measure.profile import profile_kernels
+from halfstep.measure.training import Loop, build_step, capture_step, feed, look_up
+from halfstep.study import Scope, resolve, validate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+        reason="torch sees no CUDA GPU with FP8 matrix units",
+    ),
+]
+
+M, K, N = 128, 256, 512
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+CASES = {
+    "fp32 weights under autocast": (torch.float32, True),
+    "bf16 weights": (torch.bfloat16, False),
+    "fp32": (torch.float32, False),
+}
+
+
+@pytest.fixture(autouse=True)
+def keep_switches() -> Iterator[None]:
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", 0)
+
+
+def held(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values that FP8 holds, decoded to float64."""
+    largest = torch.finfo(dtype).max
+    return (tensor.detach().float() * scale).clamp(-largest, largest).to(dtype).double() / scale.double()
+
+
+def own_scale(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    amax = tensor.detach().abs().max().float().reshape(1)
+    return torch.full_like(amax, torch.finfo(dtype).max) / amax
+
+
+def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((actual.detach().double() - exact).norm() / exact.norm())
+
+
+def step(linear: Float8Linear, x: torch.Tensor, grad: torch.Tensor, autocast: bool) -> list[torch.Tensor]:
+    """Output and gradients of x, weight and bias."""
+    x = x.clone().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        out = linear(x)
+    return [out, *torch.autograd.grad(out, (x, linear.weight, linear.bias), grad)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_values_are_those_of_the_decoded_operands(case: str, device: torch.device) -> None:
+    dtype, autocast = CASES[case]
+    torch.manual_seed(0)
+    linear = Float8Linear(nn.Linear(K, N, device=device, dtype=dtype))
+    synchronise = Synchroniser(nn.Sequential(linear))
+    seen = torch.bfloat16 if autocast else dtype
+    x = torch.randn(M, K, device=device).to(seen)
+    grad = 1e-4 * torch.randn(M, N, device=device).to(seen)
+    scales = own_scale(x, E4M3), own_scale(linear.weight, E4M3), own_scale(grad, E5M2)
+    # the first step with each tensor's own scale, the second with those scales, delayed, on tensors that clip
+    for spread in (1.0, 3.0):
+        x, grad = spread * x, spread * grad
+        results = step(linear, x, grad, autocast)
+        x8, w8, g8 = held(x, scales[0], E4M3), held(linear.weight, scales[1], E4M3), held(grad, scales[2], E5M2)
+        exact = [x8 @ w8.t() + linear.bias.to(seen).double(), g8 @ w8, g8.t() @ x8, grad.double().sum(0)]
+        # bf16 rounds by 2e-3; the sums of the tensor cores keep fewer bits than fp32, the fast ones fewest
+        for result, expected in zip(results, exact, strict=True):
+            assert error(result, expected) < 5e-3
+        # straight from the product in fp32: not rounded to bf16 on its way
+        assert results[2].dtype == dtype
+        synchronise()
+        if spread == 1.0:
+            assert torch.equal(torch.cat([linear.scale_x, linear.scale_w, linear.scale_g]), torch.cat(scales))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(K), nn.Linear(K, 4 * K), nn.Linear(4 * K, K)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Blocks(nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(K, K)
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def train(device: torch.device, compiled: bool, steps: int, depth: int) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses; the gradients of the last step."""
+    torch.manual_seed(0)
+    model = Blocks(depth).to(device)
+    convert(model, lambda *_: True)
+    synchronise = Synchroniser(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    if compiled:
+        for block in model.blocks:
+            block.compile(dynamic=False, fullgraph=True)
+    x = torch.randn(M, K, device=device)
+    losses, gradients = [], []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            out = model(x)
+        loss = (out.float() - x.roll(1, 1)).square().mean()
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        synchronise()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses, gradients
+
+
+def test_blocks_compiled_by_inductor_equal_eager_ones(device: torch.device) -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        # more blocks than the recompile limit of 8
+        losses, gradients = train(device, compiled=True, steps=4, depth=12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the first step's and that of all others
+    expected, _ = train(device, compiled=False, steps=4, depth=12)
+    assert losses == pytest.approx(expected, rel=2e-2)
+
+    # After one step, so that nothing has diverged. Inductor keeps fp32 between operations where eager rounds to bf16,
+    # and a value near the middle of two FP8 values then falls on the other side: 3 to 5 % of a gradient on the CPU.
+    _, gradients = train(device, compiled=True, steps=1, depth=1)
+    _, expected_gradients = train(device, compiled=False, steps=1, depth=1)
+    for gradient, eager in zip(gradients, expected_gradients, strict=True):
+        assert error(gradient, eager.double()) < 0.1
+
+
+def loop_of(device: torch.device, **settings: Any) -> Loop:
+    variant = {"precision": "native_delayed", **settings}
+    comparison = {"workload": "lm", "baseline": "a", "variants": {"a": variant}}
+    run = resolve(validate({"comparisons": {"c": comparison}}), Scope("gpu", "smoke"), ("c", "a", 1)).model_dump()
+    built, precision, _ = build_step(run, device)
+    return Loop(built, feed(run, look_up(run["modules"]["workload"]), device), precision, lambda event, **details: None)
+
+
+@pytest.mark.parametrize("compile", ["none", "blocks"])
+def test_the_products_of_a_step_are_fp8_kernels(compile: str, device: torch.device) -> None:
+    loop = loop_of(device, compile=compile)
+    loop.run("warmup", device, 3)
+    kernels, _ = profile_kernels(lambda: loop.step(*next(loop.batches)))
+    products = {row["kernel"]: row["calls_per_step"] for row in kernels if "GEMM" in kind_of(row["kernel"])}
+    fp8 = {name: calls for name, calls in products.items() if kind_of(name) == "FP8 GEMM"}
+    # 9 linear layers with three products each; what else multiplies is attention, which is a kind of its own
+    assert sum(fp8.values()) >= 27, products
+    assert [name for name in products if name not in fp8 and "splitK" not in name] == []
+
+
+def test_a_captured_step_gives_the_losses_of_the_step_launched_one_by_one(device: torch.device) -> None:
+    """Forward, backward, synchronisation and optimizer in one CUDA graph over compiled blocks."""
+    plain = loop_of(device, compile="blocks", optimizer="adam_fused")
+    plain.run("warmup", device, 4)
+    next(plain.batches)  # the captured loop's batch during the capture, in which nothing is computed
+    expected = [row["loss"] for row in plain.run("window", device, 8)]
+    history = plain.precision.synchronise.history.clone()
+
+    captured = loop_of(device, compile="graphs", optimizer="adam_fused")
+    captured.run("warmup", device, 1)
+    capture_step(captured, device)  # three more steps, and the capture
+    losses = [row["loss"] for row in captured.run("window", device, 8)]
+    assert len({round(loss, 6) for loss in losses}) == 8
+    # a fused optimizer with its state on the GPU rounds another way, and FP8 amplifies a last bit now and then
+    assert losses == pytest.approx(expected, rel=2e-3)
+    # the amaxes of every replayed step went through the graph
+    assert (captured.precision.synchronise.history > 0).sum(dim=1).tolist() == [27] * 12 + [0] * 4
+    torch.testing.assert_close(captured.precision.synchronise.history, history, rtol=0.1, atol=0)
