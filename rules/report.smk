@@ -4,7 +4,9 @@ rule collect_runs:
         RECORDS,
     output:
         study=f"{OUT}/study.json",
-        tables=multiext(f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "ranking.csv", "kernels.csv"),
+        tables=multiext(
+            f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "ranking.csv", "kernels.csv", "claims.csv"
+        ),
     log:
         f"{OUT}/logs/collect_runs.log",
     params:

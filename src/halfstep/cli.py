@@ -116,6 +116,17 @@ def report(
 
 
 @app.command()
+def claims(folder: ScopeFolder = LATEST) -> None:
+    """Print the table of claims as Markdown, as it is in the report."""
+    from halfstep.records import read_csv
+    from halfstep.report import markdown
+    from halfstep.report.claims import CLAIMS_COLUMNS
+
+    load_study(folder, None)  # it is there
+    print(markdown.claims(read_csv(folder / "tables" / "claims.csv", CLAIMS_COLUMNS)))
+
+
+@app.command()
 def doctor(
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write JSON there")] = None,
 ) -> None:

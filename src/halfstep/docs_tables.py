@@ -22,7 +22,9 @@ from halfstep.records import (
     TABLE_STATUSES,
     write_text,
 )
+from halfstep.report.claims import CLAIMS_COLUMNS
 from halfstep.report.tables import KERNELS_TABLE_COLUMNS, RANKING_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
+from halfstep.report.verdicts import VERDICTS
 from halfstep.study import Study
 from halfstep.system.capabilities import PROBES
 from halfstep.system.probing import STATUSES as CAPABILITY_STATUSES
@@ -60,12 +62,18 @@ def _value(field: Mapping[str, Any]) -> str:
     if "anyOf" in field:
         return " or ".join(_value(option) for option in field["anyOf"])
     if "patternProperties" in field:
-        return "one or more names, each with its keys"
+        return f"{'one or more ' * ('minProperties' in field)}names, each with its keys"
     if "$ref" in field:
         return "keys of its own"
-    kind = {"string": "text", "integer": "whole number", "null": "nothing", "object": "keys of a variant"}.get(
-        field["type"], field["type"]
-    )
+    if field["type"] == "array":
+        return "list of names"
+    kind = {
+        "boolean": "`true`, `false`",
+        "string": "text",
+        "integer": "whole number",
+        "null": "nothing",
+        "object": "keys of a variant",
+    }.get(field["type"], field["type"])
     bounds = {"exclusiveMinimum": "above", "minimum": "at least"}
     limits = [f"{words} {field[bound]}" for bound, words in bounds.items() if bound in field]
     return " ".join([kind if "pattern" not in field else "name", *limits])
@@ -91,6 +99,10 @@ def tables() -> dict[str, str]:
         "comparison": keys("Comparison"),
         "variant": keys("Variant"),
         "window": keys("Window"),
+        "claim": keys("Claim"),
+        "versus": keys("Versus"),
+        "fits": keys("Fits"),
+        "graph-breaks": keys("GraphBreaks"),
         "statuses": columns(STATUSES, "status"),
         "table-statuses": columns({k: v for k, v in TABLE_STATUSES.items() if k not in STATUSES}, "status"),
         "capability-statuses": columns(CAPABILITY_STATUSES, "status"),
@@ -105,6 +117,8 @@ def tables() -> dict[str, str]:
         "speedups": columns(SPEEDUPS_COLUMNS),
         "ranking": columns(RANKING_COLUMNS),
         "kernels-table": columns(KERNELS_TABLE_COLUMNS),
+        "verdicts": columns(VERDICTS, "verdict"),
+        "claims": columns(CLAIMS_COLUMNS),
     }
 
 

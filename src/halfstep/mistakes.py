@@ -33,6 +33,9 @@ _MISTAKES = {
     "greater_than": "should be above {gt}",
     "greater_than_equal": "should be at least {ge}",
     "string_type": "should be text: put quotes round it",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+    "list_type": "should be a name or a list of names",
     "dict_type": "should hold keys with values",
     "model_type": "should hold keys with values",
     "model_attributes_type": "should hold keys with values",
@@ -53,6 +56,8 @@ def sentence(source: str, problem: dict[str, Any]) -> str:
         return f"{source}: the key {key} is missing."
     if kind == "baseline":
         return _ended(f"{source}: {key} {problem['msg']}")
+    if kind == "claims":
+        return "\n".join(_ended(f"{source}: {mistake}") for mistake in context["mistakes"].splitlines())
     if kind == "literal_error":
         message = f"is unknown: {nearest(value, _QUOTED.findall(context['expected']))}"
     else:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -18,56 +17,20 @@ from typing import Annotated, Any, Literal, Self, cast
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
+from halfstep.claims import Claim, mistakes_of_claims
+from halfstep.keys import Frozen, Name, OneOf, PositiveFloat, PositiveInt, ValidName, no_bool
 from halfstep.mistakes import StudyError, nearest, sentence
 from halfstep.registry import COMPILES, NO_BF16_WEIGHTS, NORMS, OPTIMIZERS, PRECISIONS, TRAINING, WORKLOADS
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # folders and figures are named after it
 SMOKE_BATCH = 16  # the least that FP8 takes
 SMOKE_REPLICATES = 2
-
-
-class OneOf:
-    """A string out of a fixed set, checked with a sentence that names the choices."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = list(names)
-
-    def check(self, value: str) -> str:
-        if value not in self.names:
-            raise PydanticCustomError("choice", "is unknown: {hint}", {"hint": nearest(value, self.names)})
-        return value
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "enum": self.names}
-
-
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise PydanticCustomError("number", "should be a number")
-    return value
-
-
-def _name(value: str) -> str:
-    if not NAME.fullmatch(value):
-        raise PydanticCustomError(
-            "name",
-            "is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 100",
-        )
-    return value
 
 
 def _device(value: str) -> str:
@@ -77,42 +40,11 @@ def _device(value: str) -> str:
     return value
 
 
-class _Name:
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(_name, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "pattern": f"^{NAME.pattern}$"}
-
-
-Name = Annotated[str, _Name()]
-# the bounds first: behind a validator of ours they would not be in the JSON Schema
-PositiveInt = Annotated[int, Field(gt=0), BeforeValidator(_no_bool)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
-
-
-class Frozen(BaseModel):
-    """Immutable, and every key must be a known one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            for key in data:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key", "{hint}", {"key": str(key), "hint": nearest(key, cls.model_fields)}
-                    )
-        return data
-
-
 class Window(Frozen):
     """How long one run is timed at full scale. Fixed before the first timed step, never extended or cut."""
 
     warmup_steps: PositiveInt = Field(8, description="steps before the window, among them the first (compiling) one")
-    min_steps: Annotated[int, Field(ge=2), BeforeValidator(_no_bool)] = Field(20, description="timed steps at least")
+    min_steps: Annotated[int, Field(ge=2), BeforeValidator(no_bool)] = Field(20, description="timed steps at least")
     min_seconds: PositiveFloat = Field(
         10.0, description="seconds of timed steps at least, from the warm-up's step time"
     )
@@ -208,15 +140,15 @@ class Study(Frozen):
     """All of config.yaml."""
 
     title: str = Field("halfstep", description="heading of the report")
-    device: Annotated[str, _Name(), AfterValidator(_device)] = Field(
+    device: Annotated[str, ValidName(), AfterValidator(_device)] = Field(
         "auto", description="`auto`, `cpu`, or a GPU's short name such as `h200`; a node without a GPU is told here"
     )
     scale: Literal["auto", "full", "smoke"] = Field(
         "auto",
         description="`full`: the sizes as written; `smoke`: tiny models, minutes on a CPU; `auto`: full on a GPU",
     )
-    replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale always {SMOKE_REPLICATES})")
-    seed: Annotated[int, Field(ge=0), BeforeValidator(_no_bool)] = Field(
+    replicates: PositiveInt = Field(3, description=f"processes per variant (at smoke scale at most {SMOKE_REPLICATES})")
+    seed: Annotated[int, Field(ge=0), BeforeValidator(no_bool)] = Field(
         0, description="seed of weights and data; replicate n uses seed + n"
     )
     timeout_s: PositiveInt = Field(900, description="a run that takes longer is ended and recorded as `timeout`")
@@ -229,6 +161,18 @@ class Study(Frozen):
     comparisons: dict[Name, Comparison] = Field(
         min_length=1, description="name: comparison", json_schema_extra={"additionalProperties": False}
     )
+    claims: dict[Name, Claim] = Field(
+        {},
+        description="name: a sentence that comparisons confirm or refute",
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    @model_validator(mode="after")
+    def _claims_are_about_what_is_compared(self) -> Self:
+        mistakes = mistakes_of_claims(self.claims, self.comparisons)
+        if mistakes:
+            raise PydanticCustomError("claims", "{mistakes}", {"mistakes": "\n".join(mistakes)})
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -315,7 +259,9 @@ def run_keys(study: Study, scope: Scope) -> list[RunKey]:
     """
     keys = []
     for name, comparison in study.comparisons.items():
-        replicates = SMOKE_REPLICATES if scope.scale == "smoke" else comparison.replicates or study.replicates
+        replicates = comparison.replicates or study.replicates
+        if scope.scale == "smoke":
+            replicates = min(replicates, SMOKE_REPLICATES)
         for replicate in range(1, replicates + 1):
             variants = sorted(comparison.variants)
             shuffled = random.Random(f"{study.seed}/{name}/{replicate}").sample(variants, len(variants))

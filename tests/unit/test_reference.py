@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import filecmp
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,13 @@ def test_plain_fp32_casts_nothing(scope: Path) -> None:
     assert found
     for path in found:
         assert not [row["kernel"] for row in rows(path) if kind_of(row["kernel"]) == "cast/scale"], path
+
+
+def test_the_readmes_table_of_claims_is_that_of_the_csv() -> None:
+    """Between `<!-- claims: SCOPE -->` and `<!-- end -->` stands what `halfstep claims` prints for that scope."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for scope, block in re.findall(r"<!-- claims: (\S+) -->\n(.*?)<!-- end -->", readme, re.DOTALL):
+        assert block == CliRunner().invoke(app, ["claims", str(REFERENCE / scope)]).stdout
 
 
 def test_the_readme_says_what_the_csvs_say() -> None:

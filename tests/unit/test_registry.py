@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from halfstep.errors import Unsupported
+from halfstep.keys import NAME
 from halfstep.measure.training import look_up
 from halfstep.recipes.compilation import Compilation
 from halfstep.recipes.precision.precision import Precision
 from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
-from halfstep.study import NAME
 from halfstep.system.peaks import stated_peak
 
 CPU = torch.device("cpu")

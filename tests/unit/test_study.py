@@ -244,6 +244,7 @@ def test_smoke_scale_replaces_sizes_window_and_replicates() -> None:
     study = study_of({"a": {"batch": 128}}, replicates=5)
     scope = Scope("h200", "smoke")
     assert len(run_keys(study, scope)) == SMOKE_REPLICATES
+    assert len(run_keys(study_of({"a": {}}, replicates=1), scope)) == 1
     run = resolve(study, scope, ("c", "a", 2))
     assert (run.batch, run.window, run.scale) == (SMOKE_BATCH, SMOKE_WINDOW, "smoke")
     assert resolve(study, H200, ("c", "a", 2)).batch == 128

@@ -24,6 +24,13 @@ EVERY_VARIANT = ("lm/fp32", "lm/bf16", "lm/tf32", "vit/fp32", "vit/bf16")
 RUNS = "results/cpu/tables/runs.csv"
 RECIPE = "src/halfstep/recipes/precision/bf16.py"
 
+CLAIM = {
+    "claim": "bf16 is faster",
+    "source": "a paper",
+    "order": True,
+    "same_batch": {"comparison": "lm", "variant": "bf16", "over": "fp32"},
+}
+
 
 def study(change: Callable[[Config], Any]) -> Edit:
     """An edit of config.yaml."""
@@ -123,6 +130,7 @@ MEASURED_AGAIN: dict[str, tuple[Edit, set[str]]] = {
     "a variant removed": (study(lambda config: config["comparisons"]["lm"]["variants"].pop("tf32")), set()),
     "a comparison removed": (study(lambda config: config["comparisons"].pop("lm")), set()),
     "another baseline": (study(lambda config: config["comparisons"]["lm"].update(baseline="bf16")), set()),
+    "a claim added": (study(lambda config: config.update(claims={"a": CLAIM})), set()),
     "another title": (study(lambda config: config.update(title="Other words")), set()),
     "one more replicate": (
         study(lambda config: config["comparisons"]["lm"].update(replicates=3)),

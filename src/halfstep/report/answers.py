@@ -36,6 +36,12 @@ def _device(results: Results) -> str:
     return f"one {results.machine}" if len(gpus) < 2 else f"{len(gpus)} GPUs ({results.machine})"
 
 
+def clocked(results: Results) -> str:
+    """Which comparisons answer nothing, since they go by an article's protocol; empty where none does."""
+    names = [comparison.name for comparison in results.comparisons if comparison.clock]
+    return f"Not asked here, since they go by the article's protocol: {code(names)}." if names else ""
+
+
 def replicates(results: Results) -> str:
     """How many replicates the study asks for, over all comparisons."""
     counts = sorted({int(variant.row["replicates"]) for entry in results.comparisons for variant in entry.variants})
@@ -64,7 +70,9 @@ def what_to_use(comparison: ComparisonResult) -> str:
         )
     if ranking.tied:
         text += f", but cannot be told apart from {code(ranking.tied)}"
-    if ranking.undecided:
+    if ranking.undecided and not ranking.beaten and not ranking.tied:
+        text += "; without an interval against any other, no winner is named"
+    elif ranking.undecided:
         text += f"; without an interval against {code(ranking.undecided)}, no winner is named"
     return f"{text}.{host_bound}"
 

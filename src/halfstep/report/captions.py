@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, quantiles
 
 from halfstep.report import wording
 from halfstep.report.charts import time_axis
 from halfstep.report.results import ComparisonResult
+from halfstep.report.tables import FUSIBLE, GEMMS
 from halfstep.report.wording import code, digits, percent
 
-# what a compiler fuses into one kernel; the split between them then says little
-FUSIBLE = ("norm", "pointwise", "cast/scale", "copy")
-GEMMS = ("GEMM", "FP8 GEMM")
 UNKNOWN_SHARE = 0.02  # from here on, kernels that the table of kinds does not know are a finding
 
 
@@ -20,6 +18,11 @@ def _replicates(comparison: ComparisonResult) -> str:
     counts = sorted({int(variant.row["ok"]) for variant in comparison.measured})
     many = f"{counts[0]} to {counts[-1]} replicates" if len(counts) > 1 else wording.count(counts[0], "replicate")
     return f"{many} per variant"
+
+
+def _clock(comparison: ComparisonResult) -> str:
+    """That step times are not medians on the device's clock, where they are not."""
+    return f" By the article's protocol: {comparison.clock}." if comparison.clock else ""
 
 
 def _unmeasured(comparison: ComparisonResult) -> str:
@@ -67,34 +70,32 @@ def speedup(comparison: ComparisonResult, machine: str) -> str:
     no_ratio = [f"`{name}` ({ratio.reason})" for name, ratio in ratios.items() if ratio.value is None]
     if no_ratio:
         text += f" No ratio: {wording.join(no_ratio)}."
-    return f"{text} {machine}.{_unmeasured(comparison)}"
+    return f"{text}{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
 
 
 def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequence[float]]], machine: str) -> str:
-    within = {
-        (name, run["replicate"]): (float(run["step_ms_p95"]) - float(run["step_ms_p05"])) / float(run["step_ms_median"])
-        for name in steps
-        for run in comparison[name].ok_runs
-        if run["step_ms_p05"] and run["step_ms_p95"]
-    }
+    within = {}
+    for name, replicates in steps.items():
+        for replicate, times in replicates.items():
+            cuts = quantiles(times, n=20, method="inclusive") if len(times) > 1 else times
+            within[name, replicate] = (cuts[-1] - cuts[0]) / median(times)
     between = {
         name: comparison[name].require("step_ms_max") / comparison[name].require("step_ms_min") - 1 for name in steps
     }
-    widest = ""
-    if within:
-        name, replicate = max(within, key=lambda key: within[key])
-        widest = (
-            f"The steps of `{name}` vary most, in replicate {replicate}: 5th to 95th percentile span "
-            f"{percent(within[name, replicate])} of its median. "
-        )
+    name, replicate = max(within, key=lambda key: within[key])
+    widest = (
+        f"The steps of `{name}` vary most, in replicate {replicate}: 5th to 95th percentile span "
+        f"{percent(within[name, replicate])} of its median."
+    )
+    middle = "mean" if comparison.clock else "median"
     farthest = max(between, key=lambda name: between[name])
     timed = int(median(len(times) for replicates in steps.values() for times in replicates.values()))
     return (
-        f"{widest}Medians of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
-        "Left: all timed steps; right: the same against the variant's own median. A box per replicate, from top to "
+        f"{widest} {middle.capitalize()}s of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
+        f"Left: all timed steps; right: the same against the variant's own {middle}. A box per replicate, from top to "
         "bottom: quartiles and median, whiskers to the last steps within the 5th to 95th percentile, the others as "
         "points; skipped steps are left out. "
-        f"{_replicates(comparison)}, about {timed} steps each. {machine}.{_unmeasured(comparison)}"
+        f"{_replicates(comparison)}, about {timed} steps each.{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
     )
 
 
@@ -118,7 +119,8 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) 
         text += f" Baseline `{comparison.baseline}`: {numbers(comparison.baseline)}."
     return (
         f"{text} Throughput: geometric mean of the replicates; memory: highest peak of torch's allocator after "
-        f"the warm-up. The axes do not start at 0. {_replicates(comparison)}. {machine}.{_unmeasured(comparison)}"
+        f"the warm-up. The axes do not start at 0. {_replicates(comparison)}.{_clock(comparison)} {machine}."
+        f"{_unmeasured(comparison)}"
     )
 
 
@@ -152,8 +154,8 @@ def kernels(comparison: ComparisonResult, machine: str) -> str:
         )
     return (
         f"{text} Arithmetic means over replicates of a profiled step outside the timed window, so a bar's total is not "
-        f"quite the step time above, a geometric mean; idle: the unprofiled median less the time in which a kernel "
-        f"ran. {machine}.{_unmeasured(comparison)}"
+        f"quite the step time above, a geometric mean; idle: the unprofiled {'step' if comparison.clock else 'median'} "
+        f"less the time in which a kernel ran.{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -62,6 +63,11 @@ def _rows(comparison: ComparisonResult, width: float, columns: int, extra: float
     return figure, axes[0]
 
 
+def _clocked(label: str, comparison: ComparisonResult) -> str:
+    """An axis's label, which says so where step times are not medians on the device's clock."""
+    return f"{label}\n({comparison.clock})" if comparison.clock else label
+
+
 def _note(axis: Axes, row: int, text: str) -> None:
     """A word in the place of a number."""
     axis.text(0.01, row, text, color=GREY, style="italic", va="center", transform=axis.get_yaxis_transform())
@@ -99,7 +105,7 @@ def speedup(comparison: ComparisonResult) -> Figure:
     margin = 0.08 * (high - low) or 0.1
     axis.set_xlim(low - margin, high + margin)
     named = comparison.baseline if len(comparison.baseline) <= LABEL_CHARACTERS else "the baseline"
-    axis.set_xlabel(f"speed-up over {named}")
+    axis.set_xlabel(_clocked(f"speed-up over {named}", comparison))
     return figure
 
 
@@ -153,9 +159,10 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
             sns.boxplot(data, x=column, **boxes, ax=axis)
         axis.set_ylabel("")
         axis.set_ylim(len(position) - 0.5, -0.5)
-    left.set_xlabel(f"step time ({unit})")
+    host = " on the host's clock" if comparison.clock else ""
+    left.set_xlabel(f"step time{host} ({unit})")
     right.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-    right.set_xlabel("difference from the variant's median (%)")
+    right.set_xlabel(f"difference from the variant's {'mean' if comparison.clock else 'median'} (%)")
     left.set_yticks(range(len(position)), [wrap(name) for name in position])
     for row, variant in enumerate(comparison.variants):
         if variant.name not in steps:
@@ -191,7 +198,9 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
     axis.set_xlabel("peak allocated memory (GiB)")
-    axis.set_ylabel(f"throughput ({comparison.unit}/s)")
+    label = f"throughput ({comparison.unit}/s)"
+    # the axis is short, and its label runs along it
+    axis.set_ylabel("\n".join([label, *textwrap.wrap(comparison.clock, len(label))]))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     sns.despine(figure)
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, handletextpad=0.4, labelspacing=0.3)
@@ -228,7 +237,7 @@ def kernels(comparison: ComparisonResult) -> Figure:
             start += width
         axis.text(start + 0.005 * longest, row, wording.digits(start), va="center", fontsize=7)
     axis.set_xlim(0, longest * 1.06)
-    axis.set_xlabel(f"time ({unit})")
+    axis.set_xlabel(_clocked(f"time ({unit})", comparison))
     columns = min(len(used), 6)
     handles = [
         Patch(facecolor=KIND_STYLES[kind][0], hatch=KIND_STYLES[kind][1], edgecolor=DARK, linewidth=0.4, label=kind)

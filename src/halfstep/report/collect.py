@@ -22,6 +22,8 @@ from halfstep.records import (
     write_csv,
 )
 from halfstep.report import snapshot
+from halfstep.report.claims import CLAIMS_COLUMNS, claim_rows
+from halfstep.report.protocols import STEP_TIME, by_protocol
 from halfstep.report.tables import (
     KERNELS_TABLE_COLUMNS,
     RANKING_COLUMNS,
@@ -39,7 +41,7 @@ from halfstep.study import Run, RunKey, Scope, Study, resolve, run_keys
 TEXT_RESULTS = {"sample_unit", "compile_cache"}
 NUMERIC = [column for column in RESULT_COLUMNS if column not in TEXT_RESULTS]
 POSITIVE = ("step_ms_median", "samples_per_step", "samples_per_s")  # of every ok run
-POSITIVE_IF_THERE = ("model_tflop_per_s", "peak_share")
+POSITIVE_IF_THERE = ("host_ms_mean", "model_tflop_per_s", "peak_share")
 AS_WRITTEN = 1e-5  # numbers in the files have seven significant digits
 NO_RECORD = "no record: the job never ended by itself"
 
@@ -71,10 +73,14 @@ def collect(
     for key in sorted(run_keys(study, scope), key=lambda key: key[2]):
         code = codes[key] if codes is not None else None
         folder = scope_dir / "runs" / key[0] / key[1] / f"rep{key[2]}"
-        runs[key[:2]].append(collect_run(folder, key, resolve(study, scope, key), code))
+        protocol = study.comparisons[key[0]].protocol
+        runs[key[:2]].append(collect_run(folder, key, resolve(study, scope, key), code, protocol))
     tables = scope_dir / "tables"
     all_rows = [row for variant in runs.values() for run in variant for row in run.rows]
     write_csv(tables / "runs.csv", SUMMARY_COLUMNS, all_rows)
+    for (comparison, _), found in runs.items():
+        for run in found:
+            run.rows = [by_protocol(row, study.comparisons[comparison].protocol) for row in run.rows]
     write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs))
     write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs))
     write_csv(tables / "ranking.csv", RANKING_COLUMNS, _ranking(study, runs))
@@ -84,6 +90,8 @@ def collect(
         for row in kernel_rows(comparison, variant, [(run.rows[0], run.kernels) for run in found])
     ]
     write_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS, kernels)
+    by_case = {key: _by_case(found) for key, found in runs.items()}
+    write_csv(tables / "claims.csv", CLAIMS_COLUMNS, claim_rows(study, by_case, kernels, smoke=scope.scale == "smoke"))
     snapshot.write(scope_dir, scope, study)
 
 
@@ -125,7 +133,7 @@ def _ranking(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> l
     return table
 
 
-def collect_run(folder: Path, key: RunKey, run: Run, code: str | None) -> Collected:
+def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol: str = "fair") -> Collected:
     """What a run's folder holds, or why that cannot be used."""
     if not (folder / "record.json").exists():
         return Collected([_row_without_numbers(key, run, "missing", NO_RECORD)])
@@ -136,6 +144,8 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None) -> Collec
         steps = read_csv(folder / "steps.csv", STEPS_COLUMNS)
         kernels = read_csv(folder / "kernels.csv", KERNELS_COLUMNS)
         _check_summary(summary, record, steps)
+        if record["status"] == "ok" and not all(row[STEP_TIME[protocol]] for row in summary):
+            raise RecordError(f"summary.csv says ok, and its {STEP_TIME[protocol]} is empty")
         _check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
     except RecordError as error:
         return Collected([_row_without_numbers(key, run, "stale", str(error))])

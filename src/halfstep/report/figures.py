@@ -83,12 +83,13 @@ def _figure(results: Results, comparison: ComparisonResult, kind: str) -> Drawn 
 
 
 def window_steps(results: Results, comparison: ComparisonResult) -> dict[str, dict[int, list[float]]]:
-    """Times in ms of the steps that count, by variant and replicate."""
+    """Times in ms of the steps that count, by variant and replicate, on the clock that the comparison goes by."""
+    column = "wall_ms" if comparison.clock else "step_ms"
     steps: dict[str, dict[int, list[float]]] = {}
     for variant in comparison.measured:
         for run in variant.ok_runs:
             rows = read_csv(run_folder(results.folder, run) / "steps.csv", STEPS_COLUMNS)
-            times = [float(row["step_ms"]) for row in rows if row["phase"] == "window" and row["skipped"] != "1"]
+            times = [float(row[column]) for row in rows if row["phase"] == "window" and row["skipped"] != "1"]
             if times:
                 steps.setdefault(variant.name, {})[int(run["replicate"])] = times
     return steps

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from halfstep.records import write_text
-from halfstep.report import answers, sections
+from halfstep.report import answers, claims_table, sections
 from halfstep.report.results import Results, load
+from halfstep.report.tables import Row
 from halfstep.report.wording import EMPTY, digits
 from halfstep.study import SMOKE_WINDOW
 
@@ -36,6 +38,12 @@ def _escape(text: str) -> str:
     return re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
 
 
+def claims(rows: Sequence[Row]) -> str:
+    """The table of claims as Markdown."""
+    lines = [claims_table.HEADINGS, ["---"] * len(claims_table.HEADINGS), *map(claims_table.cells, rows)]
+    return "\n".join(f"| {' | '.join(map(prose, line))} |" for line in lines)
+
+
 def write_report(scope_dir: Path) -> None:
     """Write report.md from study.json, the tables, figures/captions.json, the records and the doctor's report."""
     write_text(scope_dir / "report.md", render(load(scope_dir)))
@@ -56,6 +64,9 @@ def render(results: Results) -> str:
         sections=sections,
         first_line=answers.first_line(results),
         what_to_use=answers.what_to_use,
+        clocked=answers.clocked(results),
+        claims=claims(results.claims),
+        compared=claims_table.compared(results.claims),
         replicates=answers.replicates(results),
         ok=sum(row["status"] == "ok" for row in results.runs),
         problems=sections.problems(results.runs),

@@ -9,6 +9,8 @@ from typing import Any
 
 from halfstep.records import SUMMARY_COLUMNS, read_csv, read_record
 from halfstep.report import snapshot
+from halfstep.report.claims import CLAIMS_COLUMNS
+from halfstep.report.protocols import by_protocol, clock
 from halfstep.report.statistics import Ranking, Ratio
 from halfstep.report.tables import (
     IDLE,
@@ -27,7 +29,7 @@ class VariantResult:
     """One variant of a comparison: its row of variants.csv, its runs, and what was made of them."""
 
     row: Row
-    runs: list[Row]
+    runs: list[Row]  # by the comparison's protocol
     speedup: Ratio | None  # None for the baseline
     kernels: dict[str, float]  # ms per step by kind, idle among them; empty without a profile
 
@@ -68,6 +70,7 @@ class ComparisonResult:
     baseline: str
     variants: list[VariantResult]
     ranking: Ranking | None  # None where nothing was measured
+    clock: str = ""  # what the step time is where it is not the median by the device's clock
 
     @property
     def measured(self) -> list[VariantResult]:
@@ -96,6 +99,7 @@ class Results:
     study: Study
     comparisons: list[ComparisonResult]
     runs: list[Row]
+    claims: list[Row]
     records: list[dict[str, Any]]  # of the runs that are neither missing nor stale
     doctor: dict[str, Any]
 
@@ -134,7 +138,8 @@ def load(scope_dir: Path) -> Results:
         kernels.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
     by_variant: dict[tuple[str, str], list[Row]] = {}
     for row in runs:
-        by_variant.setdefault((row["comparison"], row["variant"]), []).append(row)
+        timed = by_protocol(row, study.comparisons[row["comparison"]].protocol)
+        by_variant.setdefault((row["comparison"], row["variant"]), []).append(timed)
     found: dict[str, list[VariantResult]] = {name: [] for name in study.comparisons}
     for row in variants:
         key = row["comparison"], row["variant"]
@@ -147,13 +152,15 @@ def load(scope_dir: Path) -> Results:
             comparison.baseline,
             found[name],
             _ranking(rankings.get(name, {}), found[name]),
+            clock(comparison.protocol, scope),
         )
         for name, comparison in study.comparisons.items()
     ]
     usable = [row for row in runs if row["status"] not in ("missing", "stale")]
     folders = dict.fromkeys(run_folder(scope_dir, row) for row in usable)
     records = [read_record(folder) for folder in folders]
-    return Results(scope_dir, scope, study, comparisons, runs, records, _doctor(scope_dir))
+    claims = read_csv(tables / "claims.csv", CLAIMS_COLUMNS)
+    return Results(scope_dir, scope, study, comparisons, runs, claims, records, _doctor(scope_dir))
 
 
 def _ranking(found: dict[str, dict[str, Ratio]], variants: list[VariantResult]) -> Ranking | None:

@@ -36,10 +36,14 @@ assert set(REMEDIES) == set(TABLE_STATUSES) - {"ok"}
 
 def variant_headings(comparison: ComparisonResult) -> list[str]:
     sample = wording.singular(comparison.unit)
-    return [
+    found = [
         "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "peak allocated GiB",
         "model TFLOP/s (of peak)", f"mJ/{sample}", "first step s (of it compiling)", "status",
     ]  # fmt: skip
+    if comparison.clock:
+        found[2] = "mean step ms"
+        found[-1:] = ["run time s", "final loss", "status"]
+    return found
 
 
 def variant_cells(variant: VariantResult) -> list[str]:
@@ -61,7 +65,17 @@ def variant_cells(variant: VariantResult) -> list[str]:
         tflops,
         digits(None if energy is None else energy * 1e3),
         digits(variant["first_step_s"]) + (f" ({digits(compiling)})" if compiling is not None else ""),
+        *(_whole_run(variant) if row["protocol"] == "article" else ()),
         "ok" if ok == asked else f"ok {ok} of {asked}" if ok else wording.status(row["status"]),
+    ]
+
+
+def _whole_run(variant: VariantResult) -> list[str]:
+    """Run time and final loss of the window: the article's protocol gives each variant the same number of steps."""
+    step_ms, steps = variant["step_ms"], variant["steps"]
+    return [
+        digits(None if step_ms is None or steps is None else step_ms * steps / 1e3),
+        digits(variant["loss_last"], 4),
     ]
 
 
@@ -161,21 +175,23 @@ def outliers(comparison: ComparisonResult) -> list[str]:
     """Replicates that are unlike their siblings or whose mean is unlike their median: they make intervals wide."""
     found = []
     for variant in comparison.measured:
-        medians = {int(run["replicate"]): float(run["step_ms_median"]) for run in variant.ok_runs}
-        for replicate, siblings in _unlike(medians).items():
-            own = medians[replicate]
+        times = {int(run["replicate"]): float(run["step_ms"]) for run in variant.ok_runs}
+        for replicate, siblings in _unlike(times).items():
+            own = times[replicate]
             found.append(
                 f"Replicate {replicate} of `{variant.name}` ran {percent(abs(own / siblings - 1))} "
-                f"{'slower' if own > siblings else 'faster'} than the other{'s' * (len(medians) > 2)} "
+                f"{'slower' if own > siblings else 'faster'} than the other{'s' * (len(times) > 2)} "
                 f"({digits(own, 4)} against {digits(siblings, 4)} ms): expect wide intervals where it enters."
             )
         for run in variant.ok_runs:
-            own, wall = medians[int(run["replicate"])], number(run["wall_ms_mean"])
+            own, wall = times[int(run["replicate"])], number(run["wall_ms_mean"])
             if wall is not None and abs(wall / own - 1) > UNLIKE:
+                which = "without waiting for the GPU at the window's end" if comparison.clock else "the median"
+                why = "the host ran ahead of the GPU" if comparison.clock else "its steps are uneven"
                 found.append(
                     f"In replicate {run['replicate']} of `{variant.name}` the mean step by the wall clock is "
-                    f"{percent(abs(wall / own - 1))} {'above' if wall > own else 'below'} the median "
-                    f"({digits(wall, 4)} against {digits(own, 4)} ms): its steps are uneven."
+                    f"{percent(abs(wall / own - 1))} {'above' if wall > own else 'below'} {which} "
+                    f"({digits(wall, 4)} against {digits(own, 4)} ms): {why}."
                 )
     return found
 

@@ -17,19 +17,29 @@ Row = dict[str, str]
 Numbers = Sequence[float]
 
 IDLE = "idle"
+# what a compiler fuses into one kernel; the split between them then says little
+FUSIBLE = ("norm", "pointwise", "cast/scale", "copy")
+GEMMS = ("GEMM", "FP8 GEMM")
 
 SETTINGS = ("workload", "precision", "weights", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
+
+PROTOCOL = "what a replicate's step time is: `fair`: step_ms_median, `article`: host_ms_mean of runs.csv"
 
 # column: (meaning, the run's column, how the ok replicates make one number)
 AGGREGATES: dict[str, tuple[str, str, Callable[[Numbers], float]]] = {
     "samples_per_step": ("samples in one step", "samples_per_step", median),
-    "step_ms": ("geometric mean of the replicates' step_ms_median (ms)", "step_ms_median", geometric_mean),
-    "step_ms_min": ("smallest of the replicates' medians (ms)", "step_ms_median", min),
-    "step_ms_max": ("largest of the replicates' medians (ms)", "step_ms_median", max),
-    "step_ms_p05": ("median of the replicates' 5th percentiles (ms)", "step_ms_p05", median),
-    "step_ms_p95": ("median of the replicates' 95th percentiles (ms)", "step_ms_p95", median),
+    "step_ms": ("geometric mean of the replicates' step times by `protocol` (ms)", "step_ms", geometric_mean),
+    "step_ms_min": ("smallest of the replicates' step times (ms)", "step_ms", min),
+    "step_ms_max": ("largest of the replicates' step times (ms)", "step_ms", max),
+    "step_ms_p05": ("median of the replicates' 5th percentiles, always as in runs.csv (ms)", "step_ms_p05", median),
+    "step_ms_p95": ("median of the replicates' 95th percentiles, always as in runs.csv (ms)", "step_ms_p95", median),
     "wall_ms_mean": ("median of the replicates' wall clock per step (ms)", "wall_ms_mean", median),
-    "samples_per_s": ("geometric mean of the replicates' samples_per_s", "samples_per_s", geometric_mean),
+    "samples_per_s": (
+        "geometric mean of the replicates' samples per second",
+        "samples_per_s",
+        geometric_mean,
+    ),
+    "steps": ("most timed steps of a replicate", "steps", max),
     "skipped_steps": ("timed steps that GradScaler skipped, all replicates", "skipped_steps", sum),
     "startup_s": ("median time from process start to the first step (s)", "startup_s", median),
     "graph_breaks": ("most graph breaks of a replicate", "graph_breaks", max),
@@ -59,6 +69,7 @@ VARIANTS_COLUMNS: dict[str, str] = {
     "case": "operator comparisons: the shape; empty for training steps",
     "is_baseline": "1 for the comparison's baseline",
     **dict.fromkeys(SETTINGS, "as in runs.csv"),
+    "protocol": PROTOCOL,
     "replicates": "replicates that the study asks for",
     **{status: f"replicates with this status: {meaning}" for status, meaning in TABLE_STATUSES.items()},
     "status": "`ok` if one replicate is, else the most frequent status",
@@ -73,6 +84,7 @@ SPEEDUPS_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
     "variant": "variant that is not the baseline",
     "case": "operator comparisons: the shape; empty for training steps",
+    "protocol": PROTOCOL,
     "baseline": "variant it is compared with",
     "speedup": "time per sample of the baseline over the variant's: above 1 the variant is faster",
     "speedup_low": "lower end of the 95 % interval",
@@ -123,17 +135,17 @@ def cell(value: float | None) -> str:
 
 
 def timings(rows: Sequence[Row]) -> list[Timing]:
-    """What the ok runs among `rows` (of runs.csv) give to a ratio."""
+    """What the ok runs among `rows` (by protocol) give to a ratio."""
     return [
         Timing(
             int(row["replicate"]),
             row["gpu_uuid"],
             row["sitting"],
             row["environment"],
-            float(row["step_ms_median"]) / float(row["samples_per_step"]),
+            float(row["step_ms"]) / float(row["samples_per_step"]),
         )
         for row in rows
-        if row["status"] == "ok"
+        if row["status"] == "ok" and row["step_ms"]
     ]
 
 
@@ -150,7 +162,7 @@ def variant_row(rows: Sequence[Row], replicates: int, is_baseline: bool) -> Row:
         "variant": rows[0]["variant"],
         "case": rows[0]["case"],
         "is_baseline": "1" if is_baseline else "0",
-        **{name: rows[0][name] for name in SETTINGS},
+        **{name: rows[0][name] for name in (*SETTINGS, "protocol")},
         "replicates": str(replicates),
         **{name: str(count) for name, count in counts.items()},
         "status": status,
@@ -175,6 +187,7 @@ def speedup_row(baseline: Sequence[Row], variant: Sequence[Row]) -> Row:
         "comparison": variant[0]["comparison"],
         "variant": variant[0]["variant"],
         "case": variant[0]["case"],
+        "protocol": variant[0]["protocol"],
         "baseline": baseline[0]["variant"],
         "speedup": cell(ratio.value),
         "speedup_low": cell(ratio.low),

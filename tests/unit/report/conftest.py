@@ -13,6 +13,7 @@ import pytest
 
 from halfstep.records import write_json, write_run
 from halfstep.report.collect import collect
+from halfstep.report.tables import SETTINGS
 from halfstep.study import RunKey, Scope, Study, resolve, run_keys, validate
 
 H200 = {
@@ -117,20 +118,7 @@ def write_fixture_run(
     }
     summary = {
         **{name: record[name] for name in ("comparison", "variant", "replicate", "status", "reason")},
-        **{
-            name: getattr(run, name)
-            for name in (
-                "workload",
-                "precision",
-                "weights",
-                "compile",
-                "optimizer",
-                "norm",
-                "data",
-                "memory_cap_gib",
-                "batch",
-            )
-        },
+        **{name: getattr(run, name) for name in SETTINGS},
         "gpu_uuid": (record["gpu"] or {}).get("uuid", ""),
         "sitting": record["sitting"],
         "environment": record["environment_hash"],
@@ -181,10 +169,12 @@ def numbers(
         "step_ms_p05": sorted(times)[count // 20],
         "step_ms_p95": sorted(times)[-count // 20],
         "wall_ms_mean": statistics.fmean(times) * 1.002,
+        "host_ms_mean": statistics.fmean(times) * behaviour.get("host", 0.99),
         "samples_per_s": behaviour["samples"] / median * 1e3,
         "startup_s": 9.5,
         "first_step_s": behaviour.get("first", 1.0) if key[2] == 1 else min(4.0, behaviour.get("first", 1.0)),
         "compile_s": behaviour.get("compile"),
+        "graph_breaks": behaviour.get("graph_breaks"),
         "compile_cache": ("cold" if key[2] == 1 else "warm") if "compile" in behaviour else None,
         "loss_first": 7.0,
         "loss_last": 6.9,

@@ -1,0 +1,198 @@
+"""What the runs say of each claim: claims.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from halfstep.claims import PROTOCOLS, Claim, Fits, GraphBreaks, Versus
+from halfstep.report import wording
+from halfstep.report.statistics import Ratio, compare, geometric_mean
+from halfstep.report.tables import Row, cell, timings
+from halfstep.report.verdicts import (
+    NOT_MEASURABLE,
+    Batches,
+    answer,
+    judge,
+    judge_batches,
+    judge_breaks,
+    kernel_changes,
+)
+from halfstep.study import Study
+
+CLAIMS_COLUMNS: dict[str, str] = {
+    "claim": "its name in config.yaml",
+    "sentence": "the sentence",
+    "source": "where it is from",
+    "expected": "the ratio that the source gives, `faster`, `graph breaks`, or empty for a question",
+    **{
+        f"{protocol}{suffix}": meaning.format(words)
+        for protocol, words in PROTOCOLS.items()
+        for suffix, meaning in {
+            "": "speed-up {}; where several are compared, the least of them",
+            "_low": "lower end of its 95 % interval",
+            "_high": "upper end of its 95 % interval",
+            "_pairs": "pairs of replicates that it rests on",
+            "_method": "as in speedups.csv",
+            "_sides": "what over what, and in which comparison",
+        }.items()
+    },
+    "verdict": "one of the verdicts above; it goes by `same_batch`",
+    "why": "why, from the kernel times of the two sides of `same_batch`; or why there is no verdict",
+}
+SMOKE = "A smoke run judges no claim."
+LONGEST_REASON = 200  # characters; the whole reason is in runs.csv
+
+Runs = Mapping[tuple[str, str], Mapping[str, Sequence[Row]]]
+"""rows by protocol, by (comparison, variant) and then by case"""
+Kernels = Mapping[tuple[str, str], Mapping[str, float]]
+"""ms per step by kind, by (comparison, variant)"""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A variant over one other, in one case."""
+
+    variant: Sequence[Row]
+    rival: Sequence[Row]
+    case: str
+    ratio: Ratio
+
+
+def claim_rows(study: Study, runs: Runs, kernels: Sequence[Row], *, smoke: bool) -> list[Row]:
+    """The rows of claims.csv. A smoke run has ratios, and no verdict."""
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for row in kernels:
+        times.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
+    rows = []
+    for name, claim in study.claims.items():
+        row = {**dict.fromkeys(CLAIMS_COLUMNS, ""), "claim": name, "sentence": claim.claim, "source": claim.source}
+        row["expected"] = _expected(claim)
+        compared = {protocol: _compare(versus, runs) for protocol, versus in claim.versus.items()}
+        for protocol, found in compared.items():
+            row |= _columns(protocol, claim.versus[protocol], found)
+        if claim.fits:
+            row["verdict"], row["why"] = _fits(claim.fits, claim.ratio or 1, runs)
+        elif claim.graph_breaks:
+            row["verdict"], row["why"] = _graph_breaks(claim.graph_breaks, runs)
+        else:
+            row["verdict"], row["why"] = _ratios(claim, compared["same_batch"], times)
+        if smoke:
+            row["verdict"], row["why"] = NOT_MEASURABLE, SMOKE
+        rows.append(row)
+    return rows
+
+
+def _expected(claim: Claim) -> str:
+    words = {"order": "faster", "graph_breaks": "graph breaks"}
+    return cell(claim.ratio) if claim.ratio else words.get(claim.kind, "")
+
+
+def _compare(versus: Versus, runs: Runs) -> list[Compared]:
+    ours = runs[versus.comparison, versus.variant]
+    found = []
+    for rival in versus.over:
+        theirs = runs[versus.comparison, rival]
+        cases = [versus.case] if versus.case else list(dict.fromkeys([*theirs, *ours]))
+        for case in [case for case in cases if case] or [""]:
+            # a variant that failed has no cases of its own
+            one, other = (side.get(case, side.get("", ())) for side in (ours, theirs))
+            found.append(Compared(one, other, case, compare(timings(other), timings(one))))
+    return found
+
+
+def _least(found: Sequence[Compared]) -> Compared:
+    """The one that the claim hangs on: without a ratio, else of the least ratio."""
+    return min(found, key=lambda one: one.ratio.value if one.ratio.value is not None else -1.0)
+
+
+def _columns(protocol: str, versus: Versus, found: Sequence[Compared]) -> Row:
+    least = _least(found)
+    rival = least.rival[0]["variant"] if least.rival else versus.over[0]
+    others = f", the closest of {len(versus.over)}" if len(versus.over) > 1 else ""
+    shapes = len({one.case for one in found})
+    at = f" at {least.case}{f', the least of {shapes} shapes' if shapes > 1 else ''}" if least.case else ""
+    return {
+        protocol: cell(least.ratio.value),
+        f"{protocol}_low": cell(least.ratio.low),
+        f"{protocol}_high": cell(least.ratio.high),
+        f"{protocol}_pairs": str(least.ratio.pairs),
+        f"{protocol}_method": least.ratio.method,
+        f"{protocol}_sides": f"`{versus.variant}` over `{rival}`{others}{at} ({versus.comparison})",
+    }
+
+
+def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[str, str]:
+    """The verdict, and one sentence of why."""
+    ratios = [one.ratio for one in found]
+    verdict = answer(ratios) if claim.kind == "question" else judge(ratios, claim.ratio)
+    least = _least(found)
+    if least.ratio.value is None:
+        return verdict, _no_ratio(least)
+    ours, theirs = (_ok(side) for side in (least.variant, least.rival))
+    names = [rows[0]["variant"] for rows in (theirs, ours)]
+    steps = [geometric_mean([float(row["step_ms"]) for row in rows]) for rows in (theirs, ours)]
+    before, after = (kernels.get((rows[0]["comparison"], rows[0]["variant"]), {}) for rows in (theirs, ours))
+    if least.case or not before or not after:
+        values = [one.ratio.value for one in found if one.ratio.value is not None]
+        over = (
+            f"; over all {len(found)} the ratio goes from {wording.digits(min(values))} to "
+            f"{wording.digits(max(values))}"
+        )
+        at = f" at {least.case}" if least.case else ""
+        return verdict, (
+            f"`{names[1]}` takes {wording.digits(steps[1])} ms, `{names[0]}` {wording.digits(steps[0])} ms"
+            f"{at}{over if len(values) > 1 else ''}."
+        )
+    compiled = len({rows[0]["compile"] == "none" for rows in (theirs, ours)}) > 1
+    span = f"From `{names[0]}` to `{names[1]}` the step goes from {wording.digits(steps[0])} to"
+    return verdict, f"{span} {wording.digits(steps[1])} ms: {kernel_changes(before, after, fused=compiled)}."
+
+
+def _ok(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["status"] == "ok"]
+
+
+def _no_ratio(one: Compared) -> str:
+    for rows in (one.variant, one.rival):
+        if rows and not _ok(rows):
+            return _failed(rows)
+    if not one.variant or not one.rival:
+        return f"No run has the shape {one.case}."
+    return f"{one.ratio.reason[0].upper()}{one.ratio.reason[1:]}."
+
+
+def _failed(rows: Sequence[Row]) -> str:
+    """What became of a variant without an ok run."""
+    reason = rows[0]["reason"].rstrip(".")
+    shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
+    return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}."
+
+
+def _fits(fits: Fits, expected: float, runs: Runs) -> tuple[str, str]:
+    ours, theirs = (_batches([runs[fits.comparison, name] for name in names]) for names in (fits.variants, fits.over))
+    cap = {row["memory_cap_gib"] for name in fits.variants for row in runs[fits.comparison, name].get("", ())} - {""}
+    verdict = judge_batches(list(ours.values()), list(theirs.values()), expected)
+    sides = [f"`{name}` {batches.words}" for found in (theirs, ours) for name, batches in found.items()]
+    return verdict, f"{f'With {wording.join(sorted(cap))} GiB ' if cap else ''}{wording.join(sides)}."
+
+
+def _batches(variants: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Batches]:
+    """Which batches fit, by precision. Other statuses leave open whether they would."""
+    found: dict[str, dict[int, bool | None]] = {}
+    for cases in variants:
+        rows = next(iter(cases.values()))
+        statuses = {row["status"] for row in rows}
+        fitted = True if statuses & {"ok", "disturbed"} else False if "out_of_memory" in statuses else None
+        found.setdefault(rows[0]["precision"], {})[int(rows[0]["batch"])] = fitted
+    return {precision: Batches(fitted) for precision, fitted in found.items()}
+
+
+def _graph_breaks(claimed: GraphBreaks, runs: Runs) -> tuple[str, str]:
+    rows = next(iter(runs[claimed.comparison, claimed.variant].values()))
+    counts = [int(float(row["graph_breaks"])) for row in _ok(rows) if row["graph_breaks"]]
+    if not counts:
+        return NOT_MEASURABLE, _failed(rows) if not _ok(rows) else "No graph breaks were counted."
+    return judge_breaks(max(counts)), (
+        f"torch.compile counted {wording.count(max(counts), 'graph break')} in `{claimed.variant}`."
+    )

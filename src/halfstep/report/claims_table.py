@@ -1,0 +1,50 @@
+"""The claims as a table of text, for the report, the README and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from halfstep.report import wording
+from halfstep.report.statistics import Ratio
+from halfstep.report.tables import Row, number
+from halfstep.report.wording import EMPTY
+
+HEADINGS = [
+    "claim", "expected", "by the article's protocol", "same batch", "same batch, both compiled", "verdict", "why",
+]  # fmt: skip
+COLUMNS = {"article": "by the article's protocol", "same_batch": "same batch", "both_compiled": "both compiled"}
+
+
+def cells(row: Row) -> list[str]:
+    """One line: the sentence, what was expected, a ratio for each protocol, the verdict and why."""
+    return [
+        f"`{row['claim']}` {row['sentence']} ({row['source']})",
+        _expected(row["expected"]),
+        *(_ratio(row, protocol) for protocol in COLUMNS),
+        row["verdict"],
+        row["why"],
+    ]
+
+
+def _expected(text: str) -> str:
+    value = None if not text or text[0].isalpha() else number(text)
+    return (text or "a question") if value is None else wording.digits(value)
+
+
+def _ratio(row: Row, protocol: str) -> str:
+    value = number(row[protocol])
+    if value is None:
+        return EMPTY
+    method = row[f"{protocol}_method"]
+    n = "unpaired" if method == "unpaired" else wording.count(int(row[f"{protocol}_pairs"]), "pair")
+    return f"{wording.ratio(Ratio(value, number(row[f'{protocol}_low']), number(row[f'{protocol}_high'])))}, {n}"
+
+
+def compared(rows: Sequence[Row]) -> list[str]:
+    """A sentence per claim that names the two sides of each of its ratios."""
+    found = []
+    for row in rows:
+        sides = [f"{words}: {said}" for name, words in COLUMNS.items() if (said := row[f"{name}_sides"])]
+        if sides:
+            found.append(f"`{row['claim']}`: {'; '.join(sides)}.")
+    return found
