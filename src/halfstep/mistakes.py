@@ -51,7 +51,7 @@ def sentence(source: str, problem: dict[str, Any]) -> str:
         return _ended(f"{source}: the key {'.'.join([*path, name])} is unknown: {hint}")
     if kind == "missing":
         return f"{source}: the key {key} is missing."
-    if kind == "baseline":
+    if kind in ("baseline", "meaning"):
         return _ended(f"{source}: {key} {problem['msg']}")
     if kind == "literal_error":
         message = f"is unknown: {nearest(value, _QUOTED.findall(context['expected']))}"
