@@ -209,6 +209,19 @@ def read_csv(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
+def one_per_run(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Of the rows of runs.csv one per run, which has its status: an operator's run has a row per case.
+
+    It is ok if a case is; else the first case says what became of it.
+    """
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("comparison", "variant", "replicate"))
+        if key not in found or (row["status"] == "ok" and found[key]["status"] != "ok"):
+            found[key] = row
+    return list(found.values())
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """A run's record.json.
 

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from halfstep.records import write_text
-from halfstep.report import answers, sections
+from halfstep.report import answers, figures, operator_figures, operators, sections
 from halfstep.report.results import Results, load
 from halfstep.report.wording import EMPTY, digits
 from halfstep.study import SMOKE_WINDOW
@@ -57,8 +57,9 @@ def render(results: Results) -> str:
         first_line=answers.first_line(results),
         what_to_use=answers.what_to_use,
         replicates=answers.replicates(results),
-        ok=sum(row["status"] == "ok" for row in results.runs),
-        problems=sections.problems(results.runs),
+        operators=operators,
+        ok=sum(row["status"] == "ok" for row in results.one_per_run),
+        problems=sections.problems(results.one_per_run),
         capabilities=sections.missing_capabilities(results),
         figures=_figures(results),
         environments=sections.environments(results),
@@ -74,5 +75,7 @@ def render(results: Results) -> str:
 def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
     """By comparison, the figures of captions.json in the order of the report."""
     captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
-    order = ("speedup", "spread", "memory", "kernels")
-    return {name: [captions[name][kind] for kind in order] for name in results.study.comparisons}
+    order = (*figures.KINDS, *operator_figures.TITLES)
+    return {
+        name: [captions[name][kind] for kind in order if kind in captions[name]] for name in results.study.comparisons
+    }

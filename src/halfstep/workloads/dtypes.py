@@ -65,7 +65,7 @@ def cases(device: torch.device, recipes: Mapping[str, Any]) -> Iterator[Case]:
             name = str(dtype).removeprefix("torch.")
             yield Case(f"operation {name} {operation}", partial(probe, device, dtype, call))
     for name, (left, right) in SCALED.items():
-        yield Case(f"operation _scaled_mm {name}", partial(probe_scaled_mm, device, left, right))
+        yield Case(f"product _scaled_mm {name}", partial(probe_scaled_mm, device, left, right))
 
 
 def look_up_limit(dtype: torch.dtype, limit: str) -> Work:
