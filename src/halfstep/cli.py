@@ -153,7 +153,7 @@ def runs(
     comparison: Annotated[str, typer.Option(help="only runs of this comparison")] = "",
 ) -> None:
     """List the records of collected runs, one path a line, for `snakemake --forcerun`."""
-    from halfstep.records import SUMMARY_COLUMNS, TABLE_STATUSES, RecordError, read_csv
+    from halfstep.records import SUMMARY_COLUMNS, TABLE_STATUSES, RecordError, one_per_run, read_csv
 
     if status and status not in TABLE_STATUSES:
         raise fail(f"the status {status!r} is unknown: {studies.nearest(status, TABLE_STATUSES)}")
@@ -166,7 +166,7 @@ def runs(
     names = list(dict.fromkeys(row["comparison"] for row in rows))
     if comparison and comparison not in names:
         raise fail(f"the comparison {comparison!r} is unknown: {studies.nearest(comparison, names)}")
-    for row in rows:
+    for row in one_per_run(rows):
         if status in ("", row["status"]) and comparison in ("", row["comparison"]):
             print(folder / "runs" / row["comparison"] / row["variant"] / f"rep{row['replicate']}" / "record.json")
 

@@ -54,7 +54,7 @@ def sentence(source: str, problem: dict[str, Any]) -> str:
         return _ended(f"{source}: the key {'.'.join([*path, name])} is unknown: {hint}")
     if kind == "missing":
         return f"{source}: the key {key} is missing."
-    if kind == "baseline":
+    if kind in ("baseline", "meaning"):
         return _ended(f"{source}: {key} {problem['msg']}")
     if kind == "claims":
         return "\n".join(_ended(f"{source}: {mistake}") for mistake in context["mistakes"].splitlines())

@@ -41,21 +41,22 @@ IDENTITY_COLUMNS: dict[str, str] = {
     "replicate": "replicate: one process",
     "status": "one of the statuses above",
     "reason": "the status in a sentence, empty for `ok`",
-    "case": "operator comparisons: the shape; empty for training steps",
-    "workload": "what was trained",
+    "case": "what an operator was called on, or the value that was looked up; empty for training steps",
+    "workload": "what was trained, or the operator; a setting below that means nothing to it is empty",
     "precision": "precision recipe",
     "weights": "type of the weights and the optimizer's state: fp32 or bf16",
     "compile": "what torch.compile saw",
     "optimizer": "optimizer implementation",
     "norm": "normalisation layer",
+    "gemm": "matrix product",
     "data": "`resident` or `dataloader`",
     "memory_cap_gib": "cap of torch's allocator (GiB)",
     "batch": "images or sequences per step, as run",
 }
 RESULT_COLUMNS: dict[str, str] = {
-    "sample_unit": "what a sample is: images or tokens",
-    "samples_per_step": "samples in one step",
-    "steps": "timed steps that count (without skipped ones)",
+    "sample_unit": "what a sample is: images or tokens; calls for an operator",
+    "samples_per_step": "samples in one step; for an operator a step is one call",
+    "steps": "timed steps that count (without skipped ones); of an operator on a CPU, blocks of calls",
     "skipped_steps": "timed steps whose optimizer step GradScaler skipped",
     "step_ms_median": "median of the timed steps (ms): CUDA events on a GPU, wall clock on a CPU",
     "step_ms_mean": "mean of the timed steps (ms)",
@@ -78,6 +79,11 @@ RESULT_COLUMNS: dict[str, str] = {
     "model_tflop_per_s": "model_tflop_per_step / step_ms_median",
     "peak_tflop_per_s": "the vendor's dense peak for the precision of the matrix products (TFLOP/s)",
     "peak_share": "model_tflop_per_s / peak_tflop_per_s",
+    "gb_per_step": "operators: bytes that one call has to read and write at least (decimal GB)",
+    "gb_per_s": "gb_per_step / step_ms_median",
+    "max_abs_error": "operators: largest difference from a float64 reference",
+    "sqnr_db": "operators: power of the float64 reference over that of the difference (dB); empty for an exact result",
+    "value": "operator dtypes: the value that the case names",
     "kernel_ms": "union of the kernels' intervals in one profiled step (ms)",
     "idle_ms": "step_ms_median - kernel_ms; a little below 0 where profiling slows the kernels (ms)",
     "power_w_mean": "mean of the board's power in the window (W)",
@@ -201,6 +207,19 @@ def read_csv(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     if any(len(row) != len(columns) for row in rows):
         raise RecordError(f"{path.name} has a row of another length than its heading")
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def one_per_run(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Of the rows of runs.csv one per run, which has its status: an operator's run has a row per case.
+
+    It is ok if a case is; else the first case says what became of it.
+    """
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("comparison", "variant", "replicate"))
+        if key not in found or (row["status"] == "ok" and found[key]["status"] != "ok"):
+            found[key] = row
+    return list(found.values())
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,11 @@ Adding a recipe or a workload is one line here and one file there. A run carries
 makes no earlier measurement stale.
 """
 
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
 TRAINING = "halfstep.measure.training:measure"
+OPERATOR = "halfstep.measure.operators:measure"
 
 WORKLOADS: dict[str, str] = {
     "vit_huge": "halfstep.workloads.vit:VIT_HUGE",
@@ -62,4 +66,38 @@ COMPILES: dict[str, str] = {
     "blocks": "halfstep.recipes.compilation:blocks",
     "model": "halfstep.recipes.compilation:model",
     "graphs": "halfstep.recipes.compilation:graphs",
+}
+
+GEMMS: dict[str, str] = {
+    "bf16": "halfstep.recipes.gemms:bf16",
+    "fp8_tensorwise": "halfstep.recipes.gemms:fp8_tensorwise",
+    "fp8_tensorwise_fast": "halfstep.recipes.gemms:fp8_tensorwise_fast",
+    "fp8_rowwise": "halfstep.recipes.gemms:fp8_rowwise",
+    "fp8_rowwise_fast": "halfstep.recipes.gemms:fp8_rowwise_fast",
+    "te": "halfstep.recipes.gemms:te",
+}
+
+RECIPES: dict[str, dict[str, str]] = {
+    "precision": PRECISIONS,
+    "compile": COMPILES,
+    "optimizer": OPTIMIZERS,
+    "norm": NORMS,
+    "gemm": GEMMS,
+}
+"""the keys of a variant that name a recipe"""
+
+
+class Operator(NamedTuple):
+    """A workload that times calls, not training steps."""
+
+    reference: str
+    keys: Mapping[str, Collection[str]]
+    """the keys of a variant that mean something to it, each with its choices"""
+
+
+OPERATORS: dict[str, Operator] = {
+    "dtypes": Operator("halfstep.workloads.dtypes:DTYPES", {}),
+    "gemm": Operator("halfstep.workloads.gemm:GEMM", {"gemm": GEMMS}),
+    "optimizer_step": Operator("halfstep.workloads.optimizer_step:OPTIMIZER_STEP", {"optimizer": OPTIMIZERS}),
+    "norm": Operator("halfstep.workloads.norm:NORM", {"norm": NORMS, "compile": ("none", "model")}),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -19,7 +19,9 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -27,7 +29,19 @@ from pydantic_core import PydanticCustomError
 from halfstep.claims import Claim, mistakes_of_claims
 from halfstep.keys import Frozen, Name, OneOf, PositiveFloat, PositiveInt, ValidName, no_bool
 from halfstep.mistakes import StudyError, nearest, sentence
-from halfstep.registry import COMPILES, NO_BF16_WEIGHTS, NORMS, OPTIMIZERS, PRECISIONS, TRAINING, WORKLOADS
+from halfstep.registry import (
+    COMPILES,
+    GEMMS,
+    NO_BF16_WEIGHTS,
+    NORMS,
+    OPERATOR,
+    OPERATORS,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECIPES,
+    TRAINING,
+    WORKLOADS,
+)
 
 SMOKE_BATCH = 16  # the least that FP8 takes
 SMOKE_REPLICATES = 2
@@ -76,9 +90,17 @@ class Settings(Frozen):
         description="`resident`: random batches that lie on the device, rotated; `dataloader`: random samples through "
         "a DataLoader with one worker per core and pinned memory, its wait and the copy inside the step",
     )
+    gemm: Annotated[str, OneOf(GEMMS)] = Field("bf16", description="matrix product of the workload `gemm`")
     memory_cap_gib: PositiveFloat | None = Field(
         None, description="let torch's allocator on a GPU have no more than this, to act as a smaller card (GiB)"
     )
+
+
+def meaningful_keys(workload: str) -> tuple[str, ...]:
+    """The keys of a variant that mean something to a workload."""
+    if workload in OPERATORS:
+        return tuple(OPERATORS[workload].keys)
+    return tuple(key for key in Settings.model_fields if key != "gemm")
 
 
 class Variant(Settings):
@@ -98,14 +120,16 @@ class Variant(Settings):
 class Comparison(Frozen):
     """Variants of one workload, compared with one of them."""
 
-    workload: Annotated[str, OneOf(WORKLOADS)] = Field(description="what is trained")
+    workload: Annotated[str, OneOf([*WORKLOADS, *OPERATORS])] = Field(
+        description=f"what is trained ({', '.join(f'`{name}`' for name in WORKLOADS)}), or the operator that is timed"
+    )
     baseline: str = Field(description="the variant that the others are compared with")
     title: str | None = Field(None, description="heading in the report; the comparison's name if left out")
     replicates: PositiveInt | None = Field(None, description="processes per variant; the study's if left out")
     protocol: Literal["fair", "article"] = Field(
         "fair",
         description="`fair`: the window below, and the median step; `article`: as the FP8 article timed it: a "
-        "DataLoader inside the step, 11 steps of warm-up, then the mean of 41 steps on the host's clock",
+        "DataLoader inside the step, 11 steps of warm-up, then the mean of 41 steps on the host's clock; training only",
     )
     variants: dict[Name, Variant] = Field(
         min_length=1, description="name: settings of each variant", json_schema_extra={"additionalProperties": False}
@@ -128,6 +152,57 @@ class Comparison(Frozen):
                 "weights", "mixes fp32 and bf16 weights, which train differently: make it two comparisons"
             )
         return self
+
+    @model_validator(mode="after")
+    def _keys_mean_something(self) -> Self:
+        keys = meaningful_keys(self.workload)
+        idle = [
+            f"variants.{name}.{key}"
+            for name, variant in self.variants.items()
+            for key in Settings.model_fields
+            if key in variant.model_fields_set and key not in keys
+        ]
+        if idle:
+            raise PydanticCustomError(
+                "meaning",
+                "sets {idle}, which the workload {workload} does not know: {hint}",
+                {"idle": ", ".join(idle), "workload": self.workload, "hint": _hint("", keys)},
+            )
+        if self.workload not in OPERATORS:
+            return self
+        for name, variant in self.variants.items():
+            for key, choices in OPERATORS[self.workload].keys.items():
+                if (value := getattr(variant, key)) not in choices:
+                    raise PydanticCustomError(
+                        "meaning",
+                        "sets variants.{name}.{key} = {value}, which the workload {workload} does not know: {hint}",
+                        {
+                            "name": name,
+                            "key": key,
+                            "value": repr(value),
+                            "workload": self.workload,
+                            "hint": _hint(value, choices),
+                        },
+                    )
+        if self.protocol != "fair":
+            raise PydanticCustomError(
+                "meaning", "sets protocol = 'article', which is a way to time training, and its workload is an operator"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_means_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """So that what was written is read again as it was."""
+        written: dict[str, Any] = handler(self)
+        keys = meaningful_keys(self.workload)
+        for name, variant in written.get("variants", {}).items():
+            written["variants"][name] = {key: value for key, value in variant.items() if key in keys}
+        return written
+
+
+def _hint(value: str, choices: Iterable[str]) -> str:
+    names = list(choices)
+    return nearest(value, names) if names else "it has no settings"
 
 
 class _Defaults(Frozen):
@@ -186,8 +261,11 @@ class Study(Frozen):
         def filled(comparison: Any) -> Any:
             if not isinstance(comparison, Mapping) or not isinstance(comparison.get("variants"), Mapping):
                 return comparison
+            workload = str(comparison.get("workload"))
+            keys = meaningful_keys(workload)
+            meant = {key: value for key, value in defaults.items() if key in keys}
             variants = {
-                name: {**defaults, **variant} if isinstance(variant, Mapping) else variant
+                name: {**meant, **variant} if isinstance(variant, Mapping) else variant
                 for name, variant in comparison["variants"].items()
             }
             return {**comparison, "variants": variants}
@@ -221,21 +299,28 @@ class Run(Frozen):
     """
 
     workload: str
-    precision: str
-    weights: Literal["fp32", "bf16"]
-    compile: str
-    optimizer: str
-    norm: str
-    batch: PositiveInt
-    data: Literal["resident", "dataloader"]
+    # None: means nothing to this workload, so that no other value of it makes another run
+    precision: str | None
+    weights: Literal["fp32", "bf16"] | None
+    compile: str | None
+    optimizer: str | None
+    norm: str | None
+    gemm: str | None
+    batch: PositiveInt | None
+    data: Literal["resident", "dataloader"] | None
     memory_cap_gib: PositiveFloat | None
     device: str
     scale: Literal["full", "smoke"]
     replicate: PositiveInt
     seed: int
-    window: Window
+    window: Window | None
     timeout_s: PositiveInt
     modules: dict[str, str]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile is to see anything."""
+        return self.compile not in (None, "none")
 
     def canonical(self) -> str:
         return canonical_json(self.model_dump())
@@ -272,29 +357,35 @@ def run_keys(study: Study, scope: Scope) -> list[RunKey]:
 def resolve(study: Study, scope: Scope, key: RunKey) -> Run:
     """The run of one key, with its recipes looked up."""
     comparison = study.comparisons[key[0]]
-    settings = comparison.variants[key[1]].model_dump()
+    workload = comparison.workload
+    keys = meaningful_keys(workload)
+    settings = {
+        name: value if name in keys else None for name, value in comparison.variants[key[1]].model_dump().items()
+    }
+    trained = workload in WORKLOADS
     smoke = scope.scale == "smoke"
-    if smoke:
-        settings["batch"] = SMOKE_BATCH
-    window = study.window
-    if comparison.protocol == "article":
-        settings["data"], window = "dataloader", ARTICLE_WINDOW
+    window: Window | None = None
+    if trained:
+        window = study.window
+        if smoke:
+            settings["batch"] = SMOKE_BATCH
+        if comparison.protocol == "article":
+            settings["data"], window = "dataloader", ARTICLE_WINDOW
+        if smoke:
+            window = SMOKE_WINDOW
     modules = {
-        "measure": TRAINING,
-        "workload": WORKLOADS[comparison.workload],
-        "precision": PRECISIONS[settings["precision"]],
-        "compile": COMPILES[settings["compile"]],
-        "optimizer": OPTIMIZERS[settings["optimizer"]],
-        "norm": NORMS[settings["norm"]],
+        "measure": TRAINING if trained else OPERATOR,
+        "workload": WORKLOADS[workload] if trained else OPERATORS[workload].reference,
+        **{key: recipes[str(settings[key])] for key, recipes in RECIPES.items() if key in keys},
     }
     return Run(
         **settings,
-        workload=comparison.workload,
+        workload=workload,
         device=scope.device,
         scale=cast(Literal["full", "smoke"], scope.scale),
         replicate=key[2],
         seed=study.seed + key[2],
-        window=SMOKE_WINDOW if smoke else window,
+        window=window,
         timeout_s=study.timeout_s,
         modules=modules,
     )

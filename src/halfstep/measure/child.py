@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from halfstep.errors import classify
+
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its supervisor dies (Linux: prctl(2), PR_SET_PDEATHSIG = 1)."""
@@ -33,31 +35,6 @@ class Events:
     def __call__(self, event: str, **details: Any) -> None:
         if self.descriptor >= 0:
             os.write(self.descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
-
-
-def describe(error: BaseException) -> str:
-    """The first line of an error, with its type where that says more."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:500]
-
-
-def classify(error: Exception) -> tuple[str, str]:
-    """The status and reason of a run that ended with this error."""
-    import torch
-
-    from halfstep.errors import Invalid, Unsupported
-
-    text = str(error)
-    if isinstance(error, Unsupported):
-        return "unsupported", text
-    if isinstance(error, Invalid):
-        return "invalid", text
-    if isinstance(error, MemoryError):
-        return "out_of_memory", "the host's memory did not suffice"
-    exhausted = "out of memory" in text.lower() or "CUBLAS_STATUS_ALLOC_FAILED" in text
-    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and exhausted):
-        return "out_of_memory", describe(error)
-    return "failed", describe(error)
 
 
 def main() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from halfstep.kernel_kinds import kind_of
-from halfstep.measure.supervisor import Outcome
+from halfstep.measure.supervisor import Outcome, summaries
 from halfstep.records import write_run, write_text
 from halfstep.study import Run
 from halfstep.system.environment import fingerprint, image
@@ -42,16 +43,20 @@ def write(
         "code_hash": code,
     }
     environment_hash = fingerprint(outcome.environment) if outcome.environment else ""
-    summary = {
-        **identity,
-        **asked,
-        **verdict,
-        **results(outcome, gpu),
-        **provenance,
-        "compile_cache": cache if outcome.environment else None,
-        "gpu_uuid": gpu.uuid if gpu else None,
-        "environment": environment_hash,
-    }
+    summary = [
+        {
+            **identity,
+            **asked,
+            **found,
+            # a case that is not ok says why itself
+            **(verdict if found.get("status", "ok") == "ok" else {"reason": " ".join(found["reason"].split())}),
+            **provenance,
+            "compile_cache": cache if outcome.environment else None,
+            "gpu_uuid": gpu.uuid if gpu else None,
+            "environment": environment_hash,
+        }
+        for found in results(outcome, gpu)
+    ]
     record = {
         **identity,
         **verdict,
@@ -69,25 +74,34 @@ def write(
     }
     write_text(out / "log.txt", outcome.log)
     kernels = [{"kind": kind_of(row["kernel"]), **row} for row in outcome.result.get("kernels", [])]
-    write_run(out, record, [summary], outcome.result.get("steps", []), kernels)
+    write_run(out, record, summary, outcome.result.get("steps", []), kernels)
 
 
-def results(outcome: Outcome, gpu: Gpu | None) -> dict[str, Any]:
-    """The result columns: the child's own, and those that follow from them and from the telemetry."""
-    row: dict[str, Any] = dict(outcome.result.get("summary", {}))
-    median = row.get("step_ms_median")
-    if median:
-        row["samples_per_s"] = row["samples_per_step"] / median * 1e3
-        row["model_tflop_per_s"] = row["model_tflop_per_step"] / median * 1e3
-        if "kernel_ms" in row:
-            row["idle_ms"] = median - row["kernel_ms"]
-        peak = stated_peak(gpu.name, outcome.result["applied"]["gemm"]) if gpu else None
-        if peak:
-            row["peak_tflop_per_s"] = peak
-            row["peak_share"] = row["model_tflop_per_s"] / peak
+def results(outcome: Outcome, gpu: Gpu | None) -> list[dict[str, Any]]:
+    """The result columns of each row: the child's own, and those that follow from them and from the telemetry."""
+    precision = outcome.result.get("applied", {}).get("gemm")
+    peak = stated_peak(gpu.name, precision) if gpu and precision else None
+    rows = [_derived(row, peak) for row in summaries(outcome.result)]
     telemetry = outcome.telemetry
-    if telemetry:
+    if telemetry and "summaries" not in outcome.result:  # of a window of equal steps; an operator's cases share theirs
+        (row,) = rows
         row |= {column: getattr(telemetry, column) for column in TELEMETRY_COLUMNS}
         if telemetry.energy_j is not None and "steps" in row:  # its process may have died after the window
             row["energy_j_per_step"] = telemetry.energy_j / (row["steps"] + row["skipped_steps"])
+    return rows
+
+
+def _derived(found: Mapping[str, Any], peak: float | None) -> dict[str, Any]:
+    row = dict(found)
+    median = row.get("step_ms_median")
+    if median:
+        row["samples_per_s"] = row["samples_per_step"] / median * 1e3
+        for amount, speed in (("model_tflop_per_step", "model_tflop_per_s"), ("gb_per_step", "gb_per_s")):
+            if row.get(amount) is not None:
+                row[speed] = row[amount] / median * 1e3
+        if "kernel_ms" in row:
+            row["idle_ms"] = median - row["kernel_ms"]
+        if peak and "model_tflop_per_s" in row:
+            row["peak_tflop_per_s"] = peak
+            row["peak_share"] = row["model_tflop_per_s"] / peak
     return row

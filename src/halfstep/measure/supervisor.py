@@ -83,7 +83,7 @@ def prepare_cache(run: Run, out: Path) -> str | None:
         shutil.rmtree(cache, ignore_errors=True)
     warm = cache.is_dir() and any(cache.iterdir())
     cache.mkdir(parents=True, exist_ok=True)
-    return None if run.compile == "none" else "warm" if warm else "cold"
+    return ("warm" if warm else "cold") if run.compiles else None
 
 
 def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict[str, str]:
@@ -131,6 +131,11 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
             return outcome, gpu
         finally:
             child.kill()
+
+
+def summaries(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A result's rows of summary.csv: one of a training step, one per case of an operator."""
+    return result.get("summaries") or [result.get("summary", {})]
 
 
 def is_fp8_gemm(kernel: Mapping[str, Any]) -> bool:
@@ -236,15 +241,16 @@ class Child:
         else:
             self.outcome.result = json.loads(self.result_file.read_text(encoding="utf-8"))
             self.outcome.status, self.outcome.reason = self.outcome.result["status"], self.outcome.result["reason"]
-            summary = self.outcome.result.get("summary", {})
-            if self.outcome.status == "ok" and self.run.compile != "none" and not summary.get("compile_s"):
+            done = [row for row in summaries(self.outcome.result) if row.get("status", "ok") == "ok"]
+            if self.outcome.status == "ok" and self.run.compiles and not all(row.get("compile_s") for row in done):
                 self.outcome.status = "invalid"
                 self.outcome.reason = f"compile is {self.run.compile!r}, and torch.compile compiled nothing"
             kernels = self.outcome.result.get("kernels", [])
             fp8 = self.outcome.result.get("applied", {}).get("gemm") == "fp8"
             if self.outcome.status == "ok" and fp8 and kernels and not any(map(is_fp8_gemm, kernels)):
                 self.outcome.status = "invalid"
-                self.outcome.reason = f"precision is {self.run.precision!r}, and no FP8 kernel ran in a profiled step"
+                asked = self.run.precision or self.run.gemm
+                self.outcome.reason = f"{asked!r} was to run in FP8, and no FP8 kernel ran in a profiled step"
             disturbance = self.outcome.telemetry.disturbance() if self.outcome.telemetry else None
             if self.outcome.status == "ok" and disturbance:
                 self.outcome.status, self.outcome.reason = "disturbed", disturbance

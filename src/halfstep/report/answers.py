@@ -44,7 +44,8 @@ def clocked(results: Results) -> str:
 
 def replicates(results: Results) -> str:
     """How many replicates the study asks for, over all comparisons."""
-    counts = sorted({int(variant.row["replicates"]) for entry in results.comparisons for variant in entry.variants})
+    asked = {entry.replicates or results.study.replicates for entry in results.study.comparisons.values()}
+    counts = [SMOKE_REPLICATES] if results.scope.scale == "smoke" else sorted(asked)
     return f"{counts[0]} to {counts[-1]} replicates" if len(counts) > 1 else wording.count(counts[0], "replicate")
 
 

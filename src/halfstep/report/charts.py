@@ -47,8 +47,12 @@ def time_axis(comparison: ComparisonResult) -> tuple[dict[str, float], str]:
 
 
 def _rows(comparison: ComparisonResult, width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
-    """Axes with a row per variant in the order of config.yaml; `extra` inches of height beside the rows."""
-    labels = [wrap(variant.name) for variant in comparison.variants]
+    return rows([variant.name for variant in comparison.variants], width, columns, extra)
+
+
+def rows(names: Sequence[str], width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
+    """Axes with a row per name from top to bottom; `extra` inches of height beside the rows."""
+    labels = [wrap(name) for name in names]
     lines = max(label.count("\n") + 1 for label in labels)
     height = len(labels) * max(0.25, LINE_IN * lines + 0.1)
     figure, axes = plt.subplots(1, columns, figsize=(width, height + extra), sharey=True, squeeze=False)

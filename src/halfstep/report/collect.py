@@ -38,10 +38,11 @@ from halfstep.report.tables import (
 )
 from halfstep.study import Run, RunKey, Scope, Study, resolve, run_keys
 
-TEXT_RESULTS = {"sample_unit", "compile_cache"}
+TEXT_RESULTS = {"sample_unit", "compile_cache", "value"}
+UNTIMED = ("dtypes",)  # operators whose cases are values
 NUMERIC = [column for column in RESULT_COLUMNS if column not in TEXT_RESULTS]
 POSITIVE = ("step_ms_median", "samples_per_step", "samples_per_s")  # of every ok run
-POSITIVE_IF_THERE = ("host_ms_mean", "model_tflop_per_s", "peak_share")
+POSITIVE_IF_THERE = ("host_ms_mean", "model_tflop_per_s", "peak_share", "gb_per_s")
 AS_WRITTEN = 1e-5  # numbers in the files have seven significant digits
 NO_RECORD = "no record: the job never ended by itself"
 
@@ -117,7 +118,7 @@ def _speedups(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> 
         baseline_rows = _by_case(runs[comparison, baseline])
         for case, rows in _by_case(found).items() if variant != baseline else ():
             # a baseline that failed has no cases of its own
-            table.append(speedup_row(baseline_rows.get(case) or next(iter(baseline_rows.values())), rows))
+            table.append(speedup_row(baseline, baseline_rows.get(case, []), rows))
     return table
 
 
@@ -196,7 +197,7 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
         raise RecordError("summary.csv has no row")
     if len({row["case"] for row in summary}) != len(summary):
         raise RecordError("summary.csv has a row twice")
-    said = {name: record[name] for name in ("comparison", "variant", "replicate", "status", "run_hash")}
+    said = {name: record[name] for name in ("comparison", "variant", "replicate", "run_hash")}
     said |= {name: record.get(name) for name in ("sitting", "image", "code_hash")}
     said |= {"environment": record.get("environment_hash"), "gpu_uuid": (record.get("gpu") or {}).get("uuid")}
     said |= {name: value for name, value in (record.get("run") or {}).items() if name in SETTINGS}
@@ -205,11 +206,24 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
             if row[name] != as_cell(value):
                 raise RecordError(f"summary.csv is not of this record: its {name} is {row[name]!r}")
     ok = record["status"] == "ok"
-    _check_numbers("summary.csv", summary, NUMERIC, finite=ok)
+    for row in summary:
+        of_another = row["status"] != record["status"]
+        # a case may have a status of its own; the run has that of its best
+        if of_another and (row["status"] == "ok" or not row["case"] or row["status"] not in STATUSES):
+            raise RecordError(f"summary.csv is not of this record: its status is {row['status']!r}")
+    done = [row for row in summary if row["status"] == "ok"]
+    if ok and not done:
+        raise RecordError("the record says ok, and no row of summary.csv does")
+    _check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
+    _check_numbers("summary.csv", done, NUMERIC, finite=True)
     _check_numbers("steps.csv", steps, ["step_ms"], finite=ok)
     if not ok:
         return
-    for row in summary:
+    for row in done:
+        if row["workload"] in UNTIMED:
+            if not row["value"]:
+                raise RecordError(f"summary.csv says ok, and {row['case']!r} has no value")
+            continue
         for name in (*POSITIVE, *(name for name in POSITIVE_IF_THERE if row[name])):
             if not row[name] or float(row[name]) <= 0:
                 raise RecordError(f"summary.csv says ok, and its {name} is {row[name]!r}")

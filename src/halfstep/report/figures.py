@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
 
 from halfstep.records import STEPS_COLUMNS, read_csv, write_json
 from halfstep.report import captions, charts, style
+from halfstep.report.operator_figures import TITLES, Drawn, operator_figure
 from halfstep.report.results import ComparisonResult, Results, load, run_folder
 
 KINDS = {
@@ -18,7 +17,6 @@ KINDS = {
     "memory": "Peak memory against throughput",
     "kernels": "Kernel time by kind",
 }
-Drawn = tuple[Callable[[], Figure], str]
 
 
 def plot(scope_dir: Path) -> None:
@@ -29,26 +27,28 @@ def plot(scope_dir: Path) -> None:
     """
     results = load(scope_dir)
     folder = scope_dir / "figures"
-    index: dict[str, dict[str, dict[str, str | None]]] = {}
+    index: dict[str, dict[str, dict[str, str | None]]] = {name: {} for name in results.study.comparisons}
     kept = set()
-    for comparison in results.comparisons:
-        index[comparison.name] = {}
-        for kind, title in KINDS.items():
-            made = _figure(results, comparison, kind)
-            name = None
-            if isinstance(made, tuple):
-                draw, caption = made
-                name = f"{comparison.name}-{kind}"
-                with plt.rc_context(style.RC):
-                    figure = draw()
-                    style.save(figure, folder / name)
-                plt.close(figure)
-                kept.add(name)
-            index[comparison.name][kind] = {
-                "title": title,
-                "file": name,
-                "caption": caption if isinstance(made, tuple) else made,
-            }
+    made: list[tuple[str, str, str, Drawn | str]] = [
+        (comparison.name, kind, title, _figure(results, comparison, kind))
+        for comparison in results.comparisons
+        for kind, title in KINDS.items()
+    ]
+    made += [
+        (operator.name, operator.workload, TITLES[operator.workload], operator_figure(operator, results.machine))
+        for operator in results.operators
+    ]
+    for comparison_name, kind, title, drawn in made:
+        name, caption = None, drawn
+        if isinstance(drawn, tuple):
+            draw, caption = drawn
+            name = f"{comparison_name}-{kind}"
+            with plt.rc_context(style.RC):
+                figure = draw()
+                style.save(figure, folder / name)
+            plt.close(figure)
+            kept.add(name)
+        index[comparison_name][kind] = {"title": title, "file": name, "caption": str(caption)}
     write_json(folder / "captions.json", index)
     for path in folder.iterdir():
         if path.suffix in (".svg", ".pdf", ".png") and path.stem not in kept:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from halfstep.records import write_text
-from halfstep.report import answers, claims_table, sections
+from halfstep.report import answers, claims_table, figures, operator_figures, operators, sections
 from halfstep.report.results import Results, load
 from halfstep.report.tables import Row
 from halfstep.report.wording import EMPTY, digits
@@ -68,8 +68,9 @@ def render(results: Results) -> str:
         claims=claims(results.claims),
         compared=claims_table.compared(results.claims),
         replicates=answers.replicates(results),
-        ok=sum(row["status"] == "ok" for row in results.runs),
-        problems=sections.problems(results.runs),
+        operators=operators,
+        ok=sum(row["status"] == "ok" for row in results.one_per_run),
+        problems=sections.problems(results.one_per_run),
         capabilities=sections.missing_capabilities(results),
         figures=_figures(results),
         environments=sections.environments(results),
@@ -85,5 +86,7 @@ def render(results: Results) -> str:
 def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
     """By comparison, the figures of captions.json in the order of the report."""
     captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
-    order = ("speedup", "spread", "memory", "kernels")
-    return {name: [captions[name][kind] for kind in order] for name in results.study.comparisons}
+    order = (*figures.KINDS, *operator_figures.TITLES)
+    return {
+        name: [captions[name][kind] for kind in order if kind in captions[name]] for name in results.study.comparisons
+    }

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfstep.records import SUMMARY_COLUMNS, read_csv, read_record
+from halfstep.records import SUMMARY_COLUMNS, one_per_run, read_csv, read_record
+from halfstep.registry import OPERATORS
 from halfstep.report import snapshot
 from halfstep.report.claims import CLAIMS_COLUMNS
 from halfstep.report.protocols import by_protocol, clock
@@ -21,7 +22,7 @@ from halfstep.report.tables import (
     Row,
     number,
 )
-from halfstep.study import SMOKE_BATCH, Scope, Study
+from halfstep.study import SMOKE_BATCH, Comparison, Scope, Study
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,40 @@ class ComparisonResult:
 
 
 @dataclass(frozen=True)
+class OperatorResult:
+    """One comparison of an operator: each case with the variants that have a row for it, in config.yaml's order."""
+
+    name: str
+    title: str
+    baseline: str
+    workload: str
+    variants: list[str]
+    cases: dict[str, dict[str, VariantResult]]
+    without_cases: list[VariantResult]  # of which nothing was measured at all
+
+    @property
+    def measured(self) -> list[VariantResult]:
+        return [found for case in self.cases.values() for found in case.values() if found.measured]
+
+
+@dataclass(frozen=True)
 class Results:
     """All that a scope's folder says."""
 
     folder: Path
     scope: Scope
     study: Study
-    comparisons: list[ComparisonResult]
-    runs: list[Row]
+    comparisons: list[ComparisonResult]  # of training steps
+    operators: list[OperatorResult]
+    runs: list[Row]  # an operator's run has a row per case
     claims: list[Row]
     records: list[dict[str, Any]]  # of the runs that are neither missing nor stale
     doctor: dict[str, Any]
+
+    @property
+    def one_per_run(self) -> list[Row]:
+        """A row per run, with its status."""
+        return one_per_run(self.runs)
 
     @property
     def machine(self) -> str:
@@ -116,11 +140,10 @@ def load(scope_dir: Path) -> Results:
     scope, study = snapshot.read(scope_dir)
     tables = scope_dir / "tables"
     runs = read_csv(tables / "runs.csv", SUMMARY_COLUMNS)
-    variants = [row for row in read_csv(tables / "variants.csv", VARIANTS_COLUMNS) if not row["case"]]
+    variants = read_csv(tables / "variants.csv", VARIANTS_COLUMNS)
     speedups = {
-        (row["comparison"], row["variant"]): _ratio(row)
+        (row["comparison"], row["variant"], row["case"]): _ratio(row)
         for row in read_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS)
-        if not row["case"]
     }
     rankings: dict[str, dict[str, dict[str, Ratio]]] = {}  # by comparison and its fastest variant
     for row in read_csv(tables / "ranking.csv", RANKING_COLUMNS):
@@ -143,8 +166,11 @@ def load(scope_dir: Path) -> Results:
     found: dict[str, list[VariantResult]] = {name: [] for name in study.comparisons}
     for row in variants:
         key = row["comparison"], row["variant"]
-        found[key[0]].append(VariantResult(row, by_variant[key], speedups.get(key), kernels.get(key, {})))
+        runs_of_case = [run for run in by_variant[key] if run["case"] in ("", row["case"])]
+        speedup = speedups.get((*key, row["case"]))
+        found[key[0]].append(VariantResult(row, runs_of_case, speedup, kernels.get(key, {})))
     smoke = f" (smoke: tiny model, batch {SMOKE_BATCH})" if scope.scale == "smoke" else ""
+    trained = {name: entry for name, entry in study.comparisons.items() if entry.workload not in OPERATORS}
     comparisons = [
         ComparisonResult(
             name,
@@ -154,13 +180,30 @@ def load(scope_dir: Path) -> Results:
             _ranking(rankings.get(name, {}), found[name]),
             clock(comparison.protocol, scope),
         )
-        for name, comparison in study.comparisons.items()
+        for name, comparison in trained.items()
+    ]
+    operators = [
+        _operator(name, entry, found[name], " (smoke: tiny sizes)" * (scope.scale == "smoke"))
+        for name, entry in study.comparisons.items()
+        if name not in trained
     ]
     usable = [row for row in runs if row["status"] not in ("missing", "stale")]
     folders = dict.fromkeys(run_folder(scope_dir, row) for row in usable)
     records = [read_record(folder) for folder in folders]
     claims = read_csv(tables / "claims.csv", CLAIMS_COLUMNS)
-    return Results(scope_dir, scope, study, comparisons, runs, claims, records, _doctor(scope_dir))
+    return Results(scope_dir, scope, study, comparisons, operators, runs, claims, records, _doctor(scope_dir))
+
+
+def _operator(name: str, comparison: Comparison, found: list[VariantResult], smoke: str) -> OperatorResult:
+    cases: dict[str, dict[str, VariantResult]] = {}
+    for variant in found:
+        if variant.row["case"]:
+            cases.setdefault(variant.row["case"], {})[variant.name] = variant
+    without = [variant for variant in found if not variant.row["case"]]
+    title = (comparison.title or name) + smoke
+    return OperatorResult(
+        name, title, comparison.baseline, comparison.workload, list(comparison.variants), cases, without
+    )
 
 
 def _ranking(found: dict[str, dict[str, Ratio]], variants: list[VariantResult]) -> Ranking | None:

@@ -225,14 +225,12 @@ class Problem:
 
 
 def problems(runs: Iterable[Row]) -> list[Problem]:
-    """The runs that are not ok, by status, then variant and reason."""
+    """The runs that are not ok, by status, then variant and reason; `runs` holds one row each."""
     grouped: dict[str, dict[tuple[str, str, str], list[int]]] = {status: {} for status in REMEDIES}
     for row in runs:
         if row["status"] != "ok":
             key = row["comparison"], row["variant"], row["reason"]
-            found = grouped[row["status"]].setdefault(key, [])
-            if int(row["replicate"]) not in found:  # an operator's run has a row per case
-                found.append(int(row["replicate"]))
+            grouped[row["status"]].setdefault(key, []).append(int(row["replicate"]))
     return [
         Problem(
             wording.status(status),
@@ -299,7 +297,7 @@ def missing_capabilities(results: Results) -> list[list[str]]:
     Only where a run is unsupported, and one line per remedy: else they explain nothing that is in the report.
     What a library has removed is a fact, and nothing to do anything about.
     """
-    if not any(row["status"] == "unsupported" for row in results.runs):
+    if not any(row["status"] == "unsupported" for row in results.one_per_run):
         return []
     by_remedy: dict[str, list[tuple[str, str, str]]] = {}
     for entry in results.doctor.get("capabilities") or []:

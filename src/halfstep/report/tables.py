@@ -21,7 +21,18 @@ IDLE = "idle"
 FUSIBLE = ("norm", "pointwise", "cast/scale", "copy")
 GEMMS = ("GEMM", "FP8 GEMM")
 
-SETTINGS = ("workload", "precision", "weights", "compile", "optimizer", "norm", "data", "memory_cap_gib", "batch")
+SETTINGS = (
+    "workload",
+    "precision",
+    "weights",
+    "compile",
+    "optimizer",
+    "norm",
+    "gemm",
+    "data",
+    "memory_cap_gib",
+    "batch",
+)
 
 PROTOCOL = "what a replicate's step time is: `fair`: step_ms_median, `article`: host_ms_mean of runs.csv"
 
@@ -50,6 +61,9 @@ AGGREGATES: dict[str, tuple[str, str, Callable[[Numbers], float]]] = {
     "model_tflop_per_s": ("geometric mean of model TFLOP/s", "model_tflop_per_s", geometric_mean),
     "peak_tflop_per_s": ("stated peak for the precision of the matrix products (TFLOP/s)", "peak_tflop_per_s", median),
     "peak_share": ("geometric mean of the share of the stated peak", "peak_share", geometric_mean),
+    "gb_per_s": ("operators: geometric mean of GB/s", "gb_per_s", geometric_mean),
+    "max_abs_error": ("operators: largest difference from a float64 reference", "max_abs_error", max),
+    "sqnr_db": ("operators: lowest SQNR against a float64 reference (dB)", "sqnr_db", min),
     "kernel_ms": ("mean time per step in which a kernel ran (ms)", "kernel_ms", fmean),
     "idle_ms": ("mean time per step in which none ran (ms)", "idle_ms", fmean),
     "power_w_mean": ("mean power of the board (W)", "power_w_mean", fmean),
@@ -66,7 +80,7 @@ COLD: dict[str, tuple[str, str]] = {
 VARIANTS_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
     "variant": "variant in that comparison, in the order of config.yaml",
-    "case": "operator comparisons: the shape; empty for training steps",
+    "case": "what an operator was called on; empty for training steps",
     "is_baseline": "1 for the comparison's baseline",
     **dict.fromkeys(SETTINGS, "as in runs.csv"),
     "protocol": PROTOCOL,
@@ -74,7 +88,8 @@ VARIANTS_COLUMNS: dict[str, str] = {
     **{status: f"replicates with this status: {meaning}" for status, meaning in TABLE_STATUSES.items()},
     "status": "`ok` if one replicate is, else the most frequent status",
     "reason": "reason of that status",
-    "sample_unit": "what a sample is: images or tokens",
+    "sample_unit": "what a sample is: images or tokens; calls for an operator",
+    "value": "operator dtypes: the value that the case names",
     **{column: meaning for column, (meaning, _, _) in AGGREGATES.items()},
     "energy_j_per_sample": "energy_j_per_step / samples_per_step (J)",
     **{column: meaning for column, (meaning, _) in COLD.items()},
@@ -83,7 +98,7 @@ VARIANTS_COLUMNS: dict[str, str] = {
 SPEEDUPS_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
     "variant": "variant that is not the baseline",
-    "case": "operator comparisons: the shape; empty for training steps",
+    "case": "what an operator was called on; empty for training steps",
     "protocol": PROTOCOL,
     "baseline": "variant it is compared with",
     "speedup": "time per sample of the baseline over the variant's: above 1 the variant is faster",
@@ -168,6 +183,7 @@ def variant_row(rows: Sequence[Row], replicates: int, is_baseline: bool) -> Row:
         "status": status,
         "reason": next(row["reason"] for row in rows if row["status"] == status),
         "sample_unit": ok[0]["sample_unit"] if ok else "",
+        "value": ok[0]["value"] if ok else "",
         **{column: cell(_aggregate(ok, source, how)) for column, (_, source, how) in AGGREGATES.items()},
         "energy_j_per_sample": cell(energy / samples) if energy is not None and samples else "",
         **{column: cell(_aggregate(cold, source, median)) for column, (_, source) in COLD.items()},
@@ -180,15 +196,15 @@ def _aggregate(rows: Sequence[Row], column: str, how: Callable[[Numbers], float]
     return how(values) if values else None
 
 
-def speedup_row(baseline: Sequence[Row], variant: Sequence[Row]) -> Row:
-    """The row of speedups.csv for a variant's runs against the baseline's."""
-    ratio = compare(timings(baseline), timings(variant))
+def speedup_row(baseline: str, baseline_rows: Sequence[Row], variant: Sequence[Row]) -> Row:
+    """The row of speedups.csv for a variant's runs against those of the baseline."""
+    ratio = compare(timings(baseline_rows), timings(variant))
     return {
         "comparison": variant[0]["comparison"],
         "variant": variant[0]["variant"],
         "case": variant[0]["case"],
         "protocol": variant[0]["protocol"],
-        "baseline": baseline[0]["variant"],
+        "baseline": baseline,
         "speedup": cell(ratio.value),
         "speedup_low": cell(ratio.low),
         "speedup_high": cell(ratio.high),
