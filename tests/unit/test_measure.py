@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from halfstep.errors import Unsupported
-from halfstep.errors import classify, describe
+from halfstep.errors import Unsupported, classify, describe
 from halfstep.measure.clock import Clock
 from halfstep.measure.flops import model_tflop_per_step
 from halfstep.measure.profile import STEPS, tabulate, union_ms
