@@ -13,7 +13,7 @@ import pytest
 
 from halfstep import fingerprint
 from halfstep.fingerprint import CHILD, SOURCE, closure, run_fingerprint, run_modules, source_hash
-from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, TRAINING, WORKLOADS
+from halfstep.registry import COMPILES, GEMMS, NORMS, OPERATOR, OPERATORS, OPTIMIZERS, PRECISIONS, TRAINING, WORKLOADS
 from halfstep.study import Scope, resolve, validate
 
 FUNCTION = '''
@@ -109,6 +109,14 @@ def test_a_run_hangs_on_its_own_recipes_and_not_on_other_ones() -> None:
     assert not {"halfstep.recipes.precision.fp16", "halfstep.workloads.vit"} & set(eager)
 
 
+def test_an_operator_hangs_on_no_training_loop_and_training_on_no_operator() -> None:
+    product = closure(run_modules([OPERATOR, OPERATORS["gemm"].reference, GEMMS["bf16"]]))
+    assert {CHILD, "halfstep.measure.benchmark", "halfstep.workloads.gemm", "halfstep.recipes.gemms"} <= set(product)
+    assert not [name for name in product if name in ("halfstep.measure.training", "halfstep.workloads.vit")]
+    trained = closure(run_modules([TRAINING, PRECISIONS["bf16"], WORKLOADS["lm"]]))
+    assert not [name for name in trained if "operator" in name or name.endswith((".benchmark", ".gemms"))]
+
+
 def test_no_run_hangs_on_what_does_not_measure() -> None:
     """So that an edit of the study's models, the supervisor, the report or the registry measures nothing again."""
     everything = [
@@ -118,6 +126,9 @@ def test_no_run_hangs_on_what_does_not_measure() -> None:
         *COMPILES.values(),
         *NORMS.values(),
         *OPTIMIZERS.values(),
+        OPERATOR,
+        *(operator.reference for operator in OPERATORS.values()),
+        *GEMMS.values(),
     ]
     found = closure(run_modules(everything))
     outside = ("halfstep.study", "halfstep.registry", "halfstep.cli", "halfstep.records", "halfstep.kernel_kinds")
@@ -133,9 +144,12 @@ def test_the_report_hangs_on_no_recipe() -> None:
 
 
 def test_recipes_and_workloads_do_not_import_each_other() -> None:
-    recipes = closure([reference.partition(":")[0] for reference in (*PRECISIONS.values(), *COMPILES.values())])
+    recipes = closure(
+        [reference.partition(":")[0] for reference in (*PRECISIONS.values(), *COMPILES.values(), *GEMMS.values())]
+    )
     assert not [module for module in recipes if module.startswith("halfstep.workloads")]
-    workloads = closure([reference.partition(":")[0] for reference in WORKLOADS.values()])
+    operators = (operator.reference for operator in OPERATORS.values())
+    workloads = closure([reference.partition(":")[0] for reference in (*WORKLOADS.values(), *operators)])
     assert not [module for module in workloads if module.startswith("halfstep.recipes")]
 
 

@@ -13,17 +13,38 @@ from halfstep.errors import Unsupported
 from halfstep.keys import NAME
 from halfstep.measure.training import look_up
 from halfstep.recipes.compilation import Compilation
+from halfstep.recipes.gemms import Gemm
 from halfstep.recipes.precision.precision import Precision
-from halfstep.registry import COMPILES, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
+from halfstep.registry import COMPILES, GEMMS, NORMS, OPERATORS, OPTIMIZERS, PRECISIONS, WORKLOADS
+from halfstep.study import Settings
 from halfstep.system.peaks import stated_peak
 
 CPU = torch.device("cpu")
-ALL = {**WORKLOADS, **PRECISIONS, **NORMS, **OPTIMIZERS, **COMPILES}
+KINDS = (WORKLOADS, OPERATORS, PRECISIONS, NORMS, OPTIMIZERS, COMPILES)
+ALL = [name for kind in KINDS for name in kind]
 
 
 def test_names_are_valid_and_of_one_kind_only() -> None:
-    assert all(NAME.fullmatch(name) for name in ALL)
-    assert len(ALL) == sum(map(len, (WORKLOADS, PRECISIONS, NORMS, OPTIMIZERS, COMPILES)))
+    assert all(NAME.fullmatch(name) for name in [*ALL, *GEMMS])
+    assert len(ALL) == len(set(ALL))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_has_two_sizes_and_knows_settings_only(name: str) -> None:
+    operator = look_up(OPERATORS[name].reference)
+    assert set(operator.sizes) == {"full", "smoke"}
+    assert set(OPERATORS[name].keys) <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_a_gemm_has_a_stated_peak_or_says_what_it_needs(name: str) -> None:
+    try:
+        gemm = look_up(GEMMS[name])(CPU)
+    except Unsupported as error:
+        assert "needs an NVIDIA GPU; this run is on the CPU" in str(error)
+    else:
+        assert isinstance(gemm, Gemm)
+        assert stated_peak("NVIDIA H200", gemm.precision)
 
 
 @pytest.mark.parametrize("name", PRECISIONS)

@@ -115,6 +115,53 @@ def test_an_invalid_run_without_step_times_is_a_row(tmp_path: Path) -> None:
     assert (summary["samples_per_s"], summary["idle_ms"], summary["skipped_steps"]) == ("", "", "3")
 
 
+# operators: a row per case
+
+CASES = [
+    {"case": "a", "status": "ok", "reason": "", "samples_per_step": 1, "steps": 9, "step_ms_median": 2.0,
+     "model_tflop_per_step": 1.0, "gb_per_step": None, "kernel_ms": 1.5},
+    {"case": "b", "status": "ok", "reason": "", "samples_per_step": 1, "steps": 9, "step_ms_median": 0.5,
+     "model_tflop_per_step": None, "gb_per_step": 0.25},
+    {"case": "c", "status": "out_of_memory", "reason": "OutOfMemoryError:\nTried"},
+    {"case": "d", "status": "ok", "reason": "", "value": "works"},
+]  # fmt: skip
+
+
+def cases_written(folder: Path, outcome: Outcome) -> tuple[dict[str, dict[str, str]], Any]:
+    comparison = {"workload": "gemm", "baseline": "a", "variants": {"a": {"gemm": "fp8_tensorwise"}}}
+    run = resolve(validate({"comparisons": {"c": comparison}}), Scope("h200", "full"), ("c", "a", 1))
+    out = folder / "h200" / "runs" / "c" / "a" / "rep1"
+    row.write(out, run, "c0de", outcome, H200, None, datetime(2026, 1, 2, tzinfo=UTC))
+    return {found["case"]: found for found in read_csv(out / "summary.csv", SUMMARY_COLUMNS)}, read_record(out)
+
+
+def test_an_operator_has_a_row_per_case_with_its_own_status(tmp_path: Path) -> None:
+    result = {"summaries": CASES, "applied": {"gemm": "fp8"}}
+    rows, record = cases_written(tmp_path, Outcome("ok", "", result, ENVIRONMENT, TELEMETRY))
+    assert [found["status"] for found in rows.values()] == ["ok", "ok", "out_of_memory", "ok"]
+    assert record["status"] == "ok"
+    assert (rows["a"]["model_tflop_per_s"], rows["a"]["idle_ms"], rows["a"]["samples_per_s"]) == ("500", "0.5", "500")
+    assert float(rows["a"]["peak_share"]) == pytest.approx(500 / 1979, rel=1e-6)
+    assert (rows["b"]["gb_per_s"], rows["b"]["peak_share"], rows["b"]["model_tflop_per_s"]) == ("500", "", "")
+    assert rows["c"]["reason"] == "OutOfMemoryError: Tried"
+    assert (rows["d"]["value"], rows["d"]["samples_per_s"]) == ("works", "")
+    # what means nothing to the operator is empty; the telemetry is of all cases together
+    assert {rows["a"][name] for name in ("precision", "batch", "norm", "power_w_mean", "energy_j_per_step")} == {""}
+    assert rows["a"]["gemm"] == "fp8_tensorwise"
+    assert record["telemetry"]["energy_j"] == 1200.0
+
+
+def test_what_disturbs_an_operators_run_marks_the_cases_that_were_ok(tmp_path: Path) -> None:
+    result = {"summaries": CASES, "applied": {"gemm": "fp8"}}
+    rows, _ = cases_written(tmp_path, Outcome("disturbed", "another process", result, ENVIRONMENT, TELEMETRY))
+    assert [found["status"] for found in rows.values()] == ["disturbed", "disturbed", "out_of_memory", "disturbed"]
+
+
+def test_an_operators_run_that_says_nothing_is_one_row(tmp_path: Path) -> None:
+    rows, _ = cases_written(tmp_path, Outcome("timeout", "too long"))
+    assert list(rows) == [""] and rows[""]["status"] == "timeout"
+
+
 # the log
 
 

@@ -20,6 +20,7 @@ from halfstep.study import (
     SMOKE_WINDOW,
     Run,
     Scope,
+    Settings,
     Study,
     StudyError,
     read_config,
@@ -84,7 +85,7 @@ MISTAKES = [
     ("comparisons.c.baseline", ..., "the key comparisons.c.baseline is missing."),
     ("comparisons.c.baseline", "aa", "comparisons.c names the baseline 'aa', which is not one of its variants: choose"),
     ("comparisons.c.baseline", "aa", "did you mean 'a'?"),
-    ("comparisons.c.workload", "vit_hug", "comparisons.c.workload = 'vit_hug' is unknown: choose from vit_huge, lm;"),
+    ("comparisons.c.workload", "vit_hug", "comparisons.c.workload = 'vit_hug' is unknown: choose from vit_huge, lm, "),
     ("comparisons", {}, "comparisons is empty: it needs at least one entry."),
     ("comparisons", ..., "the key comparisons is missing."),
     ("comparisons", [1], "comparisons should hold keys with values."),
@@ -177,6 +178,67 @@ def test_a_study_cannot_be_changed() -> None:
     study = validate(MINIMAL)
     with pytest.raises(ValueError, match="frozen"):
         study.seed = 1  # type: ignore[misc]
+
+
+# operators
+
+
+def operator_study(workload: str, settings: Mapping[str, Any], **keys: Any) -> Study:
+    return validate(
+        {**keys, "comparisons": {"c": {"workload": workload, "baseline": "a", "variants": {"a": settings}}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "sentence"),
+    [
+        ("gemm", {"batch": 16}, "c sets variants.a.batch, which the workload gemm does not know: choose from gemm."),
+        ("gemm", {"batch": 16, "norm": "rmsnorm"}, "sets variants.a.norm, variants.a.batch, which"),
+        ("dtypes", {"gemm": "bf16"}, "a.gemm, which the workload dtypes does not know: it has no settings."),
+        ("norm", {"optimizer": "adam_fused"}, "does not know: choose from norm, compile."),
+        ("norm", {"compile": "blocks"}, "a.compile = 'blocks', which the workload norm does not know: choose"),
+        ("lm", {"gemm": "te"}, "sets variants.a.gemm, which the workload lm does not know: choose from precision,"),
+        ("gemm", {"gemm": "fp8_rowwize"}, "did you mean 'fp8_rowwise'?"),
+    ],
+)  # fmt: skip
+def test_a_key_that_means_nothing_to_the_workload_is_a_mistake(
+    workload: str, settings: Mapping[str, Any], sentence: str
+) -> None:
+    with pytest.raises(StudyError) as caught:
+        operator_study(workload, settings)
+    assert sentence in str(caught.value)
+
+
+def test_only_training_is_timed_as_the_article_did() -> None:
+    comparison = {"workload": "gemm", "protocol": "article", "baseline": "a", "variants": {"a": {}}}
+    with pytest.raises(StudyError, match="protocol"):
+        validate({"comparisons": {"c": comparison}})
+
+
+@pytest.mark.parametrize("workload", registry.OPERATORS)
+def test_a_run_of_an_operator_has_only_what_means_something_to_it(workload: str) -> None:
+    run = resolve(operator_study(workload, {}), H200, ("c", "a", 1))
+    keys = set(registry.OPERATORS[workload].keys)
+    assert {key for key in Settings.model_fields if getattr(run, key) is not None} == keys
+    assert set(run.modules) == keys | {"measure", "workload"}
+    assert run.window is None and not run.compiles
+
+
+def test_defaults_that_mean_nothing_to_an_operator_change_none_of_its_runs() -> None:
+    def runs(**keys: Any) -> str:
+        return resolve(operator_study("norm", {}, **keys), H200, ("c", "a", 1)).hash()
+
+    elsewhere = {"batch": 32, "optimizer": "adamw_fused", "precision": "bf16"}
+    assert runs(defaults=elsewhere, window={"min_steps": 50}) == runs()
+    assert runs(defaults={**elsewhere, "norm": "rmsnorm"}) != runs()
+
+
+def test_a_study_with_operators_is_read_again_as_it_was_written() -> None:
+    study = validate(read_config(CONFIG))
+    assert validate(study.model_dump(mode="json")) == study
+    keys = [key for key in run_keys(study, H200) if key[0] in ("gemm", "layernorm", "dtypes")]
+    again = validate(json.loads(study.model_dump_json()))
+    assert all(resolve(again, H200, key) == resolve(study, H200, key) for key in keys)
 
 
 # what makes another run, and what does not

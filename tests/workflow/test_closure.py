@@ -27,6 +27,10 @@ print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] =
     [
         ("lm", {"precision": "fp32", "data": "dataloader"}),
         ("vit_huge", {"precision": "bf16", "compile": "blocks", "norm": "rmsnorm"}),
+        ("gemm", {"gemm": "fp8_tensorwise"}),
+        ("norm", {"norm": "rmsnorm", "compile": "model"}),
+        ("optimizer_step", {"optimizer": "adamw_fused"}),
+        ("dtypes", {}),
     ],
 )
 def test_what_a_run_imports(workload: str, settings: dict[str, str], tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from halfstep.errors import Unsupported
-from halfstep.recipes.requirements import load
+from halfstep.recipes.requirements import load, require_compute_capability, require_gpu
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max
@@ -50,12 +49,12 @@ def fp8_tensorwise_fast(device: torch.device) -> Gemm:
 
 
 def fp8_rowwise(device: torch.device) -> Gemm:
-    _require_gpu(device, "a row-wise scaled FP8 product")
+    require_gpu(device, "a row-wise scaled FP8 product")
     return _scaled_mm(device, _rowwise, fast=False)
 
 
 def fp8_rowwise_fast(device: torch.device) -> Gemm:
-    _require_gpu(device, "a row-wise scaled FP8 product")
+    require_gpu(device, "a row-wise scaled FP8 product")
     return _scaled_mm(device, _rowwise, fast=True)
 
 
@@ -65,13 +64,13 @@ def te(device: torch.device) -> Gemm:
     That is what its Float8CurrentScaling recipe does in a forward pass. `general_gemm(A, B)` with its layout TN is
     B Aᵀ (Transformer Engine 2.20, transformer_engine/pytorch/cpp_extensions/gemm.py).
     """
-    _require_gpu(device, "Transformer Engine")
-    _require_fp8(device)
-    load("transformer_engine.pytorch")  # before its extension: it finds the libraries that this one links to
-    e4m3 = load("transformer_engine_torch").DType.kFloat8E4M3
-    quantizer_class = load("transformer_engine.pytorch.tensor.float8_tensor").Float8CurrentScalingQuantizer
+    require_gpu(device, "Transformer Engine")
+    require_compute_capability(device, (8, 9), "an FP8 matrix product")
+    e4m3 = load("transformer_engine.pytorch.constants").TE_DType[E4M3]
+    quantize = load("transformer_engine.pytorch").Float8CurrentScalingQuantizer(
+        e4m3, device, rowwise=True, columnwise=False
+    )
     general_gemm = load("transformer_engine.pytorch.cpp_extensions").general_gemm
-    quantize = quantizer_class(e4m3, device, rowwise=True, columnwise=False)
 
     def multiply(operands: Any) -> torch.Tensor:
         a, b = operands
@@ -100,7 +99,7 @@ def _to_e4m3(x: torch.Tensor, amax: torch.Tensor) -> Scaled:
 
 def _scaled_mm(device: torch.device, cast: Callable[[torch.Tensor], Scaled], fast: bool) -> Gemm:
     """`torch._scaled_mm`; `use_fast_accum` means nothing on a CPU."""
-    _require_fp8(device)
+    require_compute_capability(device, (8, 9), "an FP8 matrix product")
 
     def multiply(operands: tuple[Scaled, Scaled]) -> torch.Tensor:
         (a, scale_a), (b, scale_b) = operands
@@ -111,14 +110,3 @@ def _scaled_mm(device: torch.device, cast: Callable[[torch.Tensor], Scaled], fas
         return torch._scaled_mm(a, b.t(), one, one, bias=bias, out_dtype=E4M3, use_fast_accum=fast)
 
     return Gemm("fp8", lambda a, b: (cast(a), cast(b)), multiply, to_fp8 if cast is _tensorwise else None)
-
-
-def _require_gpu(device: torch.device, what: str) -> None:
-    if device.type != "cuda":
-        raise Unsupported(f"{what} needs an NVIDIA GPU; this run is on the CPU")
-
-
-def _require_fp8(device: torch.device) -> None:
-    """An older GPU has no FP8 matrix units; a CPU computes the same slowly."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise Unsupported("an FP8 matrix product needs compute capability 8.9 or newer")

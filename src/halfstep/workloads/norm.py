@@ -33,7 +33,8 @@ class Alone(nn.Module):
 
 def cases(device: torch.device, recipes: Mapping[str, Any], *, rows: int, widths: Sequence[int]) -> Iterator[Case]:
     recipes["compile"].check(device)
-    recipes["norm"](1)  # whether its library is there at all
+    with torch.device(device):
+        recipes["norm"](widths[0])  # whether its library is there at all
     for width in widths:
         for name, dtype in TYPES.items():
             work = partial(prepare, recipes, device, rows, width, dtype)
