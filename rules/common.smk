@@ -43,6 +43,7 @@ try:
         os.environ["HALFSTEP_SITTING"] = uuid4().hex
     else:
         SCOPE = studies.Scope.parse(os.environ["HALFSTEP_SCOPE"])
+    STUDY = studies.at_scale(STUDY, SCOPE)
 except (studies.StudyError, GpuError) as error:
     stop(str(error))
 

@@ -91,6 +91,12 @@ class Claim(Frozen):
         """What is compared, by protocol."""
         return {name: found for name in PROTOCOLS if (found := getattr(self, name)) is not None}
 
+    @property
+    def comparisons(self) -> set[str]:
+        """Names of the comparisons that it is about."""
+        parts = [*self.versus.values(), self.fits, self.graph_breaks]
+        return {part.comparison for part in parts if part is not None}
+
     @model_validator(mode="after")
     def _one_thing_decides_it(self) -> Self:
         deciding = [name for name in ("same_batch", "fits", "graph_breaks") if getattr(self, name) is not None]

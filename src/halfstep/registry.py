@@ -101,3 +101,11 @@ OPERATORS: dict[str, Operator] = {
     "optimizer_step": Operator("halfstep.workloads.optimizer_step:OPTIMIZER_STEP", {"optimizer": OPTIMIZERS}),
     "norm": Operator("halfstep.workloads.norm:NORM", {"norm": NORMS, "compile": ("none", "model")}),
 }
+
+NEEDS_GPU = frozenset(
+    name
+    for names in (PRECISIONS, NORMS, OPTIMIZERS, COMPILES, GEMMS)
+    for name in names
+    if name.startswith(("te_", "apex_", "liger_"))
+) | {"tf32", "fp16", "graphs", "torchao_rowwise", "torchao_rowwise_with_gw_hp", "fp8_rowwise", "fp8_rowwise_fast", "te"}
+"""what no CPU can do; each says so itself too, but a run need not import torch to learn it"""

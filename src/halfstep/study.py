@@ -131,6 +131,9 @@ class Comparison(Frozen):
         description="`fair`: the window below, and the median step; `article`: as the FP8 article timed it: a "
         "DataLoader inside the step, 11 steps of warm-up, then the mean of 41 steps on the host's clock; training only",
     )
+    smoke: bool = Field(
+        True, description="`false`: a smoke run leaves this comparison out, where it would only repeat others"
+    )
     variants: dict[Name, Variant] = Field(
         min_length=1, description="name: settings of each variant", json_schema_extra={"additionalProperties": False}
     )
@@ -290,6 +293,21 @@ class Scope:
         image = name.endswith("-image")
         rest = name.removesuffix("-image")
         return cls(rest.removesuffix("-smoke"), "smoke" if rest.endswith("-smoke") else "full", image)
+
+
+def at_scale(study: Study, scope: Scope) -> Study:
+    """The study less what a smoke run leaves out: comparisons with `smoke: false`, and claims about them.
+
+    Raises:
+        StudyError: nothing is left.
+    """
+    if scope.scale != "smoke":
+        return study
+    comparisons = {name: comparison for name, comparison in study.comparisons.items() if comparison.smoke}
+    if not comparisons:
+        raise StudyError("config.yaml: a smoke run has nothing to do: every comparison says smoke: false.")
+    claims = {name: claim for name, claim in study.claims.items() if claim.comparisons <= comparisons.keys()}
+    return study.model_copy(update={"comparisons": comparisons, "claims": claims})
 
 
 class Run(Frozen):

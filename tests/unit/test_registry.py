@@ -15,7 +15,7 @@ from halfstep.measure.training import look_up
 from halfstep.recipes.compilation import Compilation
 from halfstep.recipes.gemms import Gemm
 from halfstep.recipes.precision.precision import Precision
-from halfstep.registry import COMPILES, GEMMS, NORMS, OPERATORS, OPTIMIZERS, PRECISIONS, WORKLOADS
+from halfstep.registry import COMPILES, GEMMS, NEEDS_GPU, NORMS, OPERATORS, OPTIMIZERS, PRECISIONS, WORKLOADS
 from halfstep.study import Settings
 from halfstep.system.peaks import stated_peak
 
@@ -193,3 +193,25 @@ def test_the_language_model_looks_only_back() -> None:
         one, other = model(tokens), model(changed)
     torch.testing.assert_close(one[:, :40], other[:, :40])
     assert not torch.allclose(one[:, 40:], other[:, 40:])
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_supervisor_knows_which_precisions_need_a_gpu(name: str) -> None:
+    try:
+        look_up(PRECISIONS[name])(CPU, torch.float32)
+    except Unsupported as error:
+        assert name in NEEDS_GPU and "NVIDIA GPU" in str(error)
+    else:
+        assert name not in NEEDS_GPU
+
+
+def test_the_supervisor_knows_which_other_recipes_need_a_gpu() -> None:
+    fused = {*NORMS, *OPTIMIZERS} - {*TORCH_NORMS, *TORCH_OPTIMIZERS}
+    compiles = {name for name, reference in COMPILES.items() if look_up(reference).captured}
+    gemms = set()
+    for name, reference in GEMMS.items():
+        try:
+            look_up(reference)(CPU)
+        except Unsupported:
+            gemms.add(name)
+    assert fused | compiles | gemms == NEEDS_GPU - {*PRECISIONS}

@@ -23,6 +23,7 @@ from halfstep.study import (
     Settings,
     Study,
     StudyError,
+    at_scale,
     read_config,
     resolve,
     run_keys,
@@ -407,3 +408,19 @@ def test_the_schema_refuses_what_the_study_refuses(path: str, value: Any) -> Non
         validate(changed(path, value))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(changed(path, value), Study.model_json_schema(), jsonschema.Draft202012Validator)
+
+
+def test_a_smoke_run_leaves_out_what_says_so_and_the_claims_about_it() -> None:
+    comparison = {"workload": "lm", "baseline": "a", "variants": {"a": {}, "b": {}}}
+    versus = {"variant": "b", "over": "a"}
+    claims = {
+        name: {"claim": name, "source": "us", "same_batch": {"comparison": name, **versus}} for name in ("c", "big")
+    }
+    config = {"comparisons": {"c": comparison, "big": {**comparison, "smoke": False}}, "claims": claims}
+    study = validate(config)
+    smoke = at_scale(study, Scope("cpu", "smoke"))
+    assert (list(smoke.comparisons), list(smoke.claims)) == (["c"], ["c"])
+    assert validate(smoke.model_dump(mode="json")) == smoke
+    assert at_scale(study, H200) == study
+    with pytest.raises(StudyError, match="a smoke run has nothing to do"):
+        at_scale(validate({"comparisons": {"big": {**comparison, "smoke": False}}}), Scope("cpu", "smoke"))

@@ -24,6 +24,7 @@ from typing import Any
 from halfstep.kernel_kinds import kind_of
 from halfstep.measure.ancestor import snakemake_pidfd
 from halfstep.measure.progress import Progress
+from halfstep.registry import NEEDS_GPU
 from halfstep.study import Run
 from halfstep.system.gpu import Gpu, GpuError, visible_gpu
 from halfstep.system.switches import switches, without_switches
@@ -105,6 +106,13 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
     }
 
 
+def needs_gpu(run: Run) -> list[str]:
+    """What in this run no CPU can do."""
+    settings = (run.precision, run.compile, run.optimizer, run.norm, run.gemm)
+    cap = ["memory_cap_gib"] if run.memory_cap_gib is not None else []
+    return [name for name in settings if name in NEEDS_GPU] + cap
+
+
 def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
     """Measure `run` in a child process.
 
@@ -118,6 +126,8 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
     if run.device != "cpu" and (gpu is None or gpu.slug != run.device):
         there = f"the GPU here is {gpu.slug!r} ({gpu.name})" if gpu else "no NVIDIA GPU is visible here"
         return Outcome("unsupported", f"asked to measure on {run.device!r}, and {there}"), gpu
+    if run.device == "cpu" and (names := needs_gpu(run)):
+        return Outcome("unsupported", f"{names[0]} needs an NVIDIA GPU; this run is on the CPU"), None
     # Snakemake itself sets OMP_NUM_THREADS
     note = ", ".join(name for name in switches(os.environ) if name != "OMP_NUM_THREADS")
     if note:
