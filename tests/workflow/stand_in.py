@@ -51,6 +51,26 @@ def measure(run, emit):
     }
 
 
+def measure_operator(run, emit):
+    emit("environment", environment={"torch": os.environ.get("STAND_IN_TORCH", "1.0"), "cpu": "a stand-in"})
+    noise = random.Random(f"{run['seed']}/{run['gemm']}")
+    row = {"status": "ok", "reason": "", "sample_unit": "calls", "samples_per_step": 1, "steps": STEPS}
+    return {
+        "status": "ok",
+        "reason": "",
+        "summaries": [
+            {
+                **row,
+                "case": f"{n}x{n}x{n}",
+                "step_ms_median": noise.lognormvariate(0, 0.01),
+                "model_tflop_per_step": 1.0,
+            }
+            for n in (64, 128)
+        ],
+        "applied": {"gemm": "bf16"},
+    }
+
+
 def stand_in(name, **contents):
     module = ModuleType(name)
     vars(module).update(contents)
@@ -59,6 +79,7 @@ def stand_in(name, **contents):
 
 if "halfstep.measure.child" in sys.orig_argv:
     stand_in("halfstep.measure.training", measure=measure)
+    stand_in("halfstep.measure.operators", measure=measure_operator)
 elif "doctor" in sys.orig_argv:
     stand_in(
         "halfstep.system.doctor",

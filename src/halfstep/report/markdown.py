@@ -86,7 +86,7 @@ def render(results: Results) -> str:
 def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
     """By comparison, the figures of captions.json in the order of the report."""
     captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
-    order = (*figures.KINDS, *operator_figures.TITLES)
+    order = (*figures.KINDS, operator_figures.OPERATOR_KIND)
     return {
         name: [captions[name][kind] for kind in order if kind in captions[name]] for name in results.study.comparisons
     }

@@ -12,6 +12,7 @@ from halfstep.report.operators import NORM_CASE, gemm_case, type_cases
 from halfstep.report.results import OperatorResult, VariantResult
 from halfstep.report.wording import digits, percent
 
+OPERATOR_KIND = "cases"
 TITLES = {
     "dtypes": "Rounding of the sample",
     "gemm": "Speed of the products",
