@@ -47,7 +47,8 @@ def measure(run: dict[str, Any], emit: Emit) -> Result:
         summary, case_kernels = measure_case(case, device, compiles, applied)
         summaries.append(summary)
         kernels += case_kernels
-        free(device)
+        if operator.timed:
+            free(device)
     emit("window_end")
     worst = next((row for row in summaries if row["status"] == "ok"), summaries[0])
     return {
@@ -99,7 +100,7 @@ def measure_case(case: Any, device: torch.device, compiles: bool, applied: Resul
 
 
 def free(device: torch.device) -> None:
-    """Give the last case's memory back, so that the next one has the whole device."""
-    gc.collect()
+    """Give the last case's memory back, so that the next one has the whole GPU."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
