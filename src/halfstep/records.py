@@ -62,7 +62,7 @@ RESULT_COLUMNS: dict[str, str] = {
     "step_ms_mean": "mean of the timed steps (ms)",
     "step_ms_p05": "5th percentile (ms)",
     "step_ms_p95": "95th percentile (ms)",
-    "wall_ms_mean": "the window's wall clock, synchronised at both ends, by its steps (ms)",
+    "wall_ms_mean": "the window's wall clock, synchronised at both ends, by its steps (ms); not with `article`",
     "host_ms_mean": "mean of the timed steps on the host's clock, without a synchronisation: the article's step (ms)",
     "samples_per_s": "samples_per_step / step_ms_median",
     "startup_s": "from the start of the measuring process to its first step (s)",

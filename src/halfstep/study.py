@@ -326,6 +326,7 @@ class Run(Frozen):
     gemm: str | None
     batch: PositiveInt | None
     data: Literal["resident", "dataloader"] | None
+    protocol: Literal["fair", "article"] | None
     memory_cap_gib: PositiveFloat | None
     device: str
     scale: Literal["full", "smoke"]
@@ -398,6 +399,7 @@ def resolve(study: Study, scope: Scope, key: RunKey) -> Run:
     }
     return Run(
         **settings,
+        protocol=comparison.protocol if trained else None,
         workload=workload,
         device=scope.device,
         scale=cast(Literal["full", "smoke"], scope.scale),

@@ -78,6 +78,21 @@ def test_a_recipe_without_a_loss_scale_skips_nothing() -> None:
     assert loop.seconds > 0
 
 
+def test_a_lead_goes_before_the_window_without_a_wait_between_them() -> None:
+    steps, begun = itertools.count(1.0), []
+    fp32 = Precision(CPU, torch.float32)
+    loop = Loop(lambda *_: torch.tensor(next(steps)), itertools.repeat((None, None)), fp32, silent)
+    rows = loop.run("window", CPU, 3, lead=2, begin=lambda: begun.append(next(steps)))
+    assert [(row["phase"], row["step"], row["loss"]) for row in rows] == [
+        ("warmup", 0, 1.0),
+        ("warmup", 1, 2.0),
+        ("window", 0, 4.0),
+        ("window", 1, 5.0),
+        ("window", 2, 6.0),
+    ]
+    assert begun == [3.0]
+
+
 def row(step_ms: float, skipped: int = 0, loss: float = 1.0) -> dict[str, Any]:
     return {"step_ms": step_ms, "skipped": skipped, "loss": loss}
 

@@ -34,7 +34,9 @@ def write(
 ) -> None:
     """Write the run's four files and its log.txt under `out`, which ends in <comparison>/<variant>/rep<n>."""
     identity = {"comparison": out.parents[1].name, "variant": out.parents[0].name, "replicate": run.replicate}
-    asked = run.model_dump(exclude={"device", "scale", "replicate", "seed", "window", "timeout_s", "modules"})
+    asked = run.model_dump(
+        exclude={"protocol", "device", "scale", "replicate", "seed", "window", "timeout_s", "modules"}
+    )
     verdict = {"status": outcome.status, "reason": " ".join(outcome.reason.split())}
     provenance = {
         "sitting": os.environ.get("HALFSTEP_SITTING", ""),

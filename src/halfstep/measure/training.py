@@ -86,32 +86,45 @@ class Loop:
     def __init__(self, step: Callable[..., torch.Tensor], batches: Iterator[Any], precision: Any, emit: Emit) -> None:
         self.step, self.batches, self.precision, self.emit = step, batches, precision, emit
         self.seconds = math.nan
-        """wall clock of the last phase, synchronised at both ends"""
+        """wall clock of the last phase's steps, up to a synchronisation"""
 
-    def run(self, phase: str, device: torch.device, steps: int) -> list[Result]:
-        """Rows of steps.csv. The device is waited for before the first and after the last step, never between."""
-        clock = Clock(device, steps)
-        losses = torch.full((steps,), math.nan, device=device)
-        scales = torch.ones(steps + 1, device=device)
+    def run(
+        self, phase: str, device: torch.device, steps: int, lead: int = 0, begin: Callable[[], None] = lambda: None
+    ) -> list[Result]:
+        """Rows of steps.csv. The device is waited for before the first and after the last step, never between.
+
+        Args:
+            phase: what the steps are called in their rows.
+            device: where they run.
+            steps: how many.
+            lead: as many steps of warm-up go before, without a wait between them and the others.
+            begin: called where the lead ends.
+        """
+        clock = Clock(device, lead + steps)
+        losses = torch.full((lead + steps,), math.nan, device=device)
+        scales = torch.ones(lead + steps + 1, device=device)
         self.keep_scale(scales[0])
         told = time.perf_counter()
         synchronize(device)
-        clock.mark()
-        for index in range(steps):
+        for index in range(lead + steps):
+            if index == lead:
+                begin()
+            clock.mark()
             losses[index].copy_(self.step(*next(self.batches)))
             self.keep_scale(scales[index + 1])
-            clock.mark()
             if time.perf_counter() - told > 0.5:
                 told = time.perf_counter()
-                self.emit("progress", phase=phase, done=index + 1, total=steps)
+                self.emit("progress", phase=phase, done=index + 1, total=lead + steps)
+        clock.mark()
         synchronize(device)
-        self.seconds = time.perf_counter() - clock.walls[0]
+        self.seconds = time.perf_counter() - clock.walls[lead]
         step_ms, wall_ms = clock.read()
         skipped = (scales[1:] < scales[:-1]).tolist()
-        columns = zip(step_ms, wall_ms, losses.tolist(), skipped, strict=True)
+        numbers = [("warmup", n) for n in range(lead)] + [(phase, n) for n in range(steps)]
+        columns = zip(numbers, step_ms, wall_ms, losses.tolist(), skipped, strict=True)
         return [
-            {"step": n, "phase": phase, "step_ms": ms, "wall_ms": wall, "loss": loss, "skipped": int(skip)}
-            for n, (ms, wall, loss, skip) in enumerate(columns)
+            {"step": n, "phase": name, "step_ms": ms, "wall_ms": wall, "loss": loss, "skipped": int(skip)}
+            for (name, n), ms, wall, loss, skip in columns
         ]
 
     def keep_scale(self, slot: torch.Tensor) -> None:
@@ -149,23 +162,32 @@ def measure(run: dict[str, Any], emit: Emit) -> Result:
     emit("phase", phase="warm-up")
     if compilation.captured:
         applied["capture_s"] = capture_step(loop, device)
-    warm = loop.run("warmup", device, max(1, window["warmup_steps"] - 1))
-    settled = [row["step_ms"] for row in warm[len(warm) // 2 :]]
-    steps = max(window["min_steps"], math.ceil(window["min_seconds"] * 1e3 / statistics.median(settled)))
-    compiled = compiler_counters() if compilation.compiles else None
+    warm: list[Result] = []
+    lead, steps = max(1, window["warmup_steps"] - 1), window["min_steps"]
+    if run["protocol"] == "fair":
+        warm, lead = loop.run("warmup", device, lead), 0
+        settled = [row["step_ms"] for row in warm[len(warm) // 2 :]]
+        steps = max(steps, math.ceil(window["min_seconds"] * 1e3 / statistics.median(settled)))
+    # else the article's: a wait before the window would let the host run ahead in it, and its clock read too low
 
     emit("phase", phase="window")
     if device.type == "cuda" and not compilation.captured:
         torch.cuda.reset_peak_memory_stats(device)
-    synchronize(device)
-    emit("window_start")
-    timed = loop.run("window", device, steps)
+    compiled: Result = {}
+
+    def begin() -> None:
+        if compilation.compiles:
+            compiled.update(compiler_counters())
+        emit("window_start")
+
+    rows = loop.run("window", device, steps, lead, begin)
     emit("window_end")
+    warm, timed = [*warm, *rows[:lead]], rows[lead:]
 
     summary: Result = {
         "sample_unit": workload.unit,
         "samples_per_step": workload.samples(run["batch"], **workload.sizes[run["scale"]]),
-        "wall_ms_mean": loop.seconds * 1e3 / steps,
+        "wall_ms_mean": None if lead else loop.seconds * 1e3 / steps,
         "host_ms_mean": statistics.fmean(row["wall_ms"] for row in timed),
         "startup_s": startup_s,
         "first_step_s": first_step_s,

@@ -184,14 +184,17 @@ def outliers(comparison: ComparisonResult) -> list[str]:
                 f"({digits(own, 4)} against {digits(siblings, 4)} ms): expect wide intervals where it enters."
             )
         for run in variant.ok_runs:
-            own, wall = times[int(run["replicate"])], number(run["wall_ms_mean"])
-            if wall is not None and abs(wall / own - 1) > UNLIKE:
-                which = "without waiting for the GPU at the window's end" if comparison.clock else "the median"
-                why = "the host ran ahead of the GPU" if comparison.clock else "its steps are uneven"
+            other, column, which, why = (
+                ("CUDA events", "step_ms_mean", "the host's clock", "the host ran ahead of the GPU")
+                if comparison.clock
+                else ("the wall clock", "wall_ms_mean", "the median", "its steps are uneven")
+            )
+            own, mean = times[int(run["replicate"])], number(run[column])
+            if mean is not None and abs(mean / own - 1) > UNLIKE:
                 found.append(
-                    f"In replicate {run['replicate']} of `{variant.name}` the mean step by the wall clock is "
-                    f"{percent(abs(wall / own - 1))} {'above' if wall > own else 'below'} {which} "
-                    f"({digits(wall, 4)} against {digits(own, 4)} ms): {why}."
+                    f"In replicate {run['replicate']} of `{variant.name}` the mean step by {other} is "
+                    f"{percent(abs(mean / own - 1))} {'above' if mean > own else 'below'} {which} "
+                    f"({digits(mean, 4)} against {digits(own, 4)} ms): {why}."
                 )
     return found
 
