@@ -79,8 +79,8 @@ def touch_sources(tree: Tree, config: Config) -> None:
 
 def comment_and_document(tree: Tree, config: Config) -> None:
     text = tree.read(RECIPE)
-    assert text.startswith('"""') and "class Bf16Autocast(Precision):\n" in text
-    text = text.replace("class Bf16Autocast(Precision):\n", 'class Bf16Autocast(Precision):\n    """Documented."""\n\n')
+    assert text.startswith('"""') and "class Bf16(Precision):\n" in text
+    text = text.replace("class Bf16(Precision):\n", 'class Bf16(Precision):\n    """Documented."""\n\n')
     tree.write(RECIPE, f'"""Other words.\n\n{text[3:]}\n# and a comment\n')
 
 
@@ -91,8 +91,8 @@ def delete_record(tree: Tree, config: Config) -> None:
 def add_recipe(tree: Tree, config: Config) -> None:
     """What a user does for a precision of their own, before a variant names it."""
     shutil.copy2(tree.root / RECIPE, tree.root / "src/halfstep/recipes/precision/mine.py")
-    registered = '    "bf16": "halfstep.recipes.precision.bf16:Bf16Autocast",\n'
-    mine = '    "mine": "halfstep.recipes.precision.mine:Bf16Autocast",\n'
+    registered = '    "bf16": "halfstep.recipes.precision.bf16:Bf16",\n'
+    mine = '    "mine": "halfstep.recipes.precision.mine:Bf16",\n'
     tree.edit("src/halfstep/registry.py", registered, registered + mine)
 
 
