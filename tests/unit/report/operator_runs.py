@@ -148,7 +148,9 @@ def write_operator_run(scope_dir: Path, run: Run, key: RunKey, status: str = "ok
         "environment_hash": "e1", "gpu": {"name": "NVIDIA H200", "uuid": "GPU-1"}, "threads": {"torch": 16},
         "started": "2026-11-29T10:00:00+00:00", "ended": "2026-11-29T10:00:40+00:00",
     }  # fmt: skip
-    settings = run.model_dump(exclude={"device", "scale", "replicate", "seed", "window", "timeout_s", "modules"})
+    settings = run.model_dump(
+        exclude={"protocol", "device", "scale", "replicate", "seed", "window", "timeout_s", "modules"}
+    )
     shared = {**identity, **settings, **provenance, "environment": "e1", "gpu_uuid": "GPU-1"}
     noise = random.Random("/".join(map(str, key)))
     found = cases(run.workload, variant) if status == "ok" else [{}]
