@@ -14,25 +14,26 @@ KINDS = (
     "GEMM", "FP8 GEMM", "attention", "norm", "pointwise", "cast/scale", "optimizer", "copy", "communication", OTHER,
 )  # fmt: skip
 PATTERNS: tuple[tuple[str, str], ...] = (
+    # before all others: Inductor names a kernel after what it fuses, matrix products and attention around it too
+    ("pointwise", r"^triton_(poi|per|red|for|spl)_"),
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter"),
     (
         "copy",
         r"^Memcpy|^Memset|multi_tensor_apply.*(Copy|Zero)Functor|roll_cuda|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|impl_nocast<.*direct_copy",
     ),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam|FusedOptimizer"),
-    ("attention", r"flash|fmha|sdpa|attention|cudnn::fusion::(compute_dot_do_o|convert_dq)"),
+    ("attention", r"flash|fmha|sdpa|attention|fused_attn|cudnn::fusion::(compute_dot_do_o|convert_dq)"),
     (
         "FP8 GEMM",
         r"nvjet(_sm\d+)?_[qor][qor]|(gemm|GEMM|xmma|cutlass|nvjet).*(e4m3|e5m2|float_e4m3|float_e5m2|fp8|_qq)",
     ),
     ("GEMM", r"nvjet|gemm|GEMM|xmma|cutlass|cublas|gemv|splitK|dgrad|wgrad|fprop|conv|_mm_|triton_tem_"),
-    ("pointwise", r"^triton_(poi|per|red|for|spl)_"),
     ("norm", r"layer_?norm|rms_?norm|GammaBeta|welford|(?-i:LayerNorm|RMSNorm)|ln_(fwd|bwd)"),
     ("cast/scale", r"copy_kernel|float8|fp8|cast_transpose|amax|amp_(foreach_non_finite|update_scale)|unscale"),
     (
         "pointwise",
         r"elementwise|vectorized|unrolled|reduce_kernel|softmax|nll_loss|gelu|embedding|index|gather|scatter|"
-        r"fill|distribution|arange|cunn_|SoftMax|catArray|radix|sort|scan|compute_(grad|num)|krn_partial|sum_and_scatter",
+        r"fill|distribution|arange|cunn_|SoftMax|catArray|radix|sort|scan|compute_(grad|num)|krn_partial|sum_and_scatter|reduce_dbias",
     ),
 )
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in PATTERNS)

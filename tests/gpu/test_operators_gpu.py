@@ -144,7 +144,7 @@ def test_every_case_of_a_product_is_measured(name: str) -> None:
     assert example == ("ok" if "tensorwise" in name else "unsupported")
     assert result["kernels"]
     (profiled,) = [row for row in result["summaries"] if "kernel_ms" in row]
-    assert profiled["case"] == "128x128x128"
+    assert profiled["case"] == "ViT-Huge fc1 256x256x64"
 
 
 # norm, optimizer_step

@@ -19,6 +19,7 @@ from halfstep.kernel_kinds import kind_of
 from halfstep.measure.profile import profile_kernels
 from halfstep.measure.training import Loop, build_step, feed, look_up
 from halfstep.recipes.precision.precision import Precision
+from halfstep.recipes.requirements import load_apex_amp
 from halfstep.registry import NORMS, OPTIMIZERS, PRECISIONS
 from halfstep.study import Scope, resolve, validate
 
@@ -69,7 +70,8 @@ def train(workload: str, again: int = 0, **settings: Any) -> Trained:
 @cache
 def process_of(precision: str) -> ProcessPoolExecutor:
     """A process for one level of apex.amp: it needs an Apex of its own, and changes torch's functions for good."""
-    return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"))
+    # timm imports the Apex that is installed, and this module timm: apex.amp has to be there before
+    return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), initializer=load_apex_amp)
 
 
 def train_here(workload: str, settings: dict[str, Any]) -> Trained:
@@ -132,11 +134,16 @@ def check_training(trained: Trained, plain: Trained, gemm: str) -> None:
     assert cosine(trained, plain) > COSINE[gemm]
 
 
-@pytest.mark.parametrize("workload", learnable.WORKLOADS)
-def test_without_a_right_first_step_fp8_learns_all_the_same(workload: str) -> None:
-    """The article's flags: the first gradient is mostly flushed to zero, so neither it nor the mean loss is fp32's."""
-    trained, plain = train(workload, precision="native_delayed_no_init"), train(workload, precision="fp32")
+@pytest.mark.parametrize("precision", ["native_delayed_no_init", "te_linears_delayed"])
+def test_without_a_right_first_step_fp8_learns_all_the_same(precision: str) -> None:
+    """Delayed scaling that begins with the scale 1, as the article's and Transformer Engine's.
+
+    The language model's first gradients are mostly flushed to zero, so neither they nor the mean loss are fp32's.
+    """
+    trained, plain = train("lm", precision=precision), train("lm", precision="fp32")
+    print(f"mean loss {trained.mean_loss:.4f}, fp32 {plain.mean_loss:.4f}, cosine {cosine(trained, plain):.6f}")
     assert cosine(trained, plain) < COSINE["fp8"]
+    assert trained.mean_loss == pytest.approx(plain.mean_loss, rel=0.2)
     assert trained.losses[-1] == pytest.approx(plain.losses[-1], rel=0.2)
 
 
@@ -144,12 +151,12 @@ def needs_another_model(workload: str, precision: str) -> bool:
     return workload == "lm" and precision.startswith("te_layers")
 
 
-# the article's first step is known to be wrong: it has a test of its own
-RIGHT = [precision for precision in PRECISIONS if precision != "native_delayed_no_init"]
+# where the first step is known to be wrong; a test of its own has these
+WRONG_FIRST_STEP = [("lm", "native_delayed_no_init"), ("lm", "te_linears_delayed")]
 CASES = [(w, p) for p in PRECISIONS for w in learnable.WORKLOADS if not needs_another_model(w, p)]
 
 
-@pytest.mark.parametrize(("workload", "precision"), [case for case in CASES if case[1] in RIGHT])
+@pytest.mark.parametrize(("workload", "precision"), [case for case in CASES if case not in WRONG_FIRST_STEP])
 def test_training_in_every_precision_follows_fp32(workload: str, precision: str) -> None:
     gemm = look_up(PRECISIONS[precision]).gemm
     check_training(train(workload, precision=precision), train(workload, precision="fp32"), gemm)
@@ -239,7 +246,7 @@ def test_a_fused_norm_is_torchs_norm_forward_and_backward(name: str, dtype: torc
     outputs = [module(tensor) for module, tensor in zip((norm, plain), inputs, strict=True)]
     grad = torch.randn_like(x, dtype=torch.float32)
     for output in outputs:
-        output.backward(grad.to(output.dtype))
+        output.backward(grad.to(output.dtype, copy=True))  # Liger writes its result over it
     tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(outputs[0].double(), outputs[1], **tolerance)
     torch.testing.assert_close(inputs[0].grad.double(), inputs[1].grad, **tolerance)
