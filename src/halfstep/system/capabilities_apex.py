@@ -89,7 +89,7 @@ def _amp_error(apex_amp: Any, level: str, exact: torch.Tensor) -> float:
 
     def wrap(model: nn.Linear, optimizer: torch.optim.Optimizer) -> tuple[nn.Linear, torch.optim.Optimizer, Backward]:
         model, optimizer = apex_amp.initialize(model, optimizer, opt_level=level, loss_scale=128.0, verbosity=0)
-        # without gradients: O1 keeps its casts of weights until the step, and fails on using one again with today's torch
+        # without gradients: O1 keeps its casts of weights for the step, and fails on using one again with this torch
         with torch.no_grad():
             found = model.weight.dtype, model(torch.ones(16, 256, device="cuda")).dtype
         asked = {
