@@ -1,7 +1,7 @@
 import pynvml
 import pytest
 
-from halfstep import study
+from halfstep import keys
 from halfstep.system.gpu import GpuError, slug, visible_gpu
 
 
@@ -120,7 +120,7 @@ def test_mig_mode_without_an_instance(install_driver, new_card):
 )
 def test_slug(name, short):
     assert slug(name) == short
-    assert study.NAME.fullmatch(short)
+    assert keys.NAME.fullmatch(short)
     for scale in ("full", "smoke"):
         for image in (False, True):
             scope = study.Scope(short, scale, image)
