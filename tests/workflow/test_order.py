@@ -34,4 +34,4 @@ def test_one_sitting(finished: Tree) -> None:
 
 def test_the_doctor_comes_after_the_measurements(finished: Tree) -> None:
     """It is no input of a run, and keeps nobody waiting for the first one."""
-    assert finished.begun.index("probe_system") == 10
+    assert finished.begun.index("probe_system") >= 10

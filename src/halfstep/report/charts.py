@@ -13,6 +13,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from halfstep.report import wording
 from halfstep.report.results import ComparisonResult, VariantResult
@@ -108,6 +109,7 @@ def speedup(comparison: ComparisonResult) -> Figure:
     low, high = _ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
     margin = 0.08 * (high - low) or 0.1
     axis.set_xlim(low - margin, high + margin)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=4))  # the axis is narrow: the figures at the right take its room
     named = comparison.baseline if len(comparison.baseline) <= LABEL_CHARACTERS else "the baseline"
     axis.set_xlabel(_clocked(f"speed-up over {named}", comparison))
     return figure

@@ -38,7 +38,7 @@ def variant_headings(comparison: ComparisonResult) -> list[str]:
     sample = wording.singular(comparison.unit)
     found = [
         "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "peak allocated GiB",
-        "model TFLOP/s (of peak)", f"mJ/{sample}", "first step s (of it compiling)", "status",
+        "model TFLOP/s (of peak)", f"mJ/{sample}", "first step s (compiling s)", "status",
     ]  # fmt: skip
     if comparison.clock:
         found[2] = "mean step ms"

@@ -2,6 +2,7 @@ import pynvml
 import pytest
 
 from halfstep import keys
+from halfstep.study import Scope
 from halfstep.system.gpu import GpuError, slug, visible_gpu
 
 
@@ -123,8 +124,8 @@ def test_slug(name, short):
     assert keys.NAME.fullmatch(short)
     for scale in ("full", "smoke"):
         for image in (False, True):
-            scope = study.Scope(short, scale, image)
-            assert study.Scope.parse(scope.name) == scope
+            scope = Scope(short, scale, image)
+            assert Scope.parse(scope.name) == scope
 
 
 def test_a_driver_that_breaks_off_is_no_gpu(install_driver, new_card, monkeypatch):
