@@ -13,10 +13,13 @@ from snakemake.utils import update_config
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
 
-from halfstep import study as studies
+from halfstep.config_file import read_config
 from halfstep.fingerprint import fingerprint, run_fingerprint
 from halfstep.measure.ancestor import this_process
+from halfstep.mistakes import StudyError
+from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
+from halfstep.study import validate
 from halfstep.system.gpu import GpuError
 
 
@@ -34,17 +37,17 @@ if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
 
 try:
     # not `configfile:`, which would end a mistake in the file with a traceback
-    loaded = studies.read_config(Path("config.yaml"))
+    loaded = read_config(Path("config.yaml"))
     update_config(loaded, config)
-    STUDY = studies.validate(loaded)
+    STUDY = validate(loaded)
     # decided once, by the process that people start: jobs on other nodes parse this file again and must agree
     if workflow.is_main_process:
         SCOPE = decide_scope(STUDY, image=False)
         os.environ["HALFSTEP_SITTING"] = uuid4().hex
     else:
-        SCOPE = studies.Scope.parse(os.environ["HALFSTEP_SCOPE"])
-    STUDY = studies.at_scale(STUDY, SCOPE)
-except (studies.StudyError, GpuError) as error:
+        SCOPE = Scope.parse(os.environ["HALFSTEP_SCOPE"])
+    STUDY = at_scale(STUDY, SCOPE)
+except (StudyError, GpuError) as error:
     stop(str(error))
 
 # the rules call `python3` by name, so that their text, which Snakemake compares, is the same on every machine
@@ -66,7 +69,7 @@ envvars:
 
 OUT = f"results/{SCOPE.name}"
 FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
-RUNS = studies.run_keys(STUDY, SCOPE)
+RUNS = run_keys(STUDY, SCOPE)
 RANK = {key: len(RUNS) - place for place, key in enumerate(RUNS)}
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
 
@@ -76,7 +79,7 @@ def key_of(wildcards):
 
 
 def resolved(wildcards):
-    return studies.resolve(STUDY, SCOPE, key_of(wildcards))
+    return resolve(STUDY, SCOPE, key_of(wildcards))
 
 
 def file_hash(path):

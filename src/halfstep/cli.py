@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from halfstep import study as studies
-from halfstep.study import Run, Scope, Study, StudyError
+from halfstep.mistakes import StudyError, nearest
+from halfstep.runs import Run, Scope, resolve, run_keys
+from halfstep.study import Study, validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -67,7 +68,7 @@ def load_study(folder: Path, text: str | None) -> tuple[Scope, Study]:
     try:
         if text is None:
             return snapshot.read(folder)
-        return snapshot.scope_by_name(folder), studies.validate(json.loads(text), source="--study")
+        return snapshot.scope_by_name(folder), validate(json.loads(text), source="--study")
     except json.JSONDecodeError as error:
         raise fail(f"--study: is not JSON: {error}.") from error
     except StudyError as error:
@@ -83,8 +84,8 @@ def collect(folder: ScopeFolder = LATEST, study: StudyJson = None) -> None:
     scope, the_study = load_study(folder, study)
     codes = None
     if study is not None:
-        keys = studies.run_keys(the_study, scope)
-        codes = {key: run_fingerprint(studies.resolve(the_study, scope, key).modules.values()) for key in keys}
+        keys = run_keys(the_study, scope)
+        codes = {key: run_fingerprint(resolve(the_study, scope, key).modules.values()) for key in keys}
     collect_runs(folder, the_study, codes, scope)
 
 
@@ -156,7 +157,7 @@ def runs(
     from halfstep.records import SUMMARY_COLUMNS, TABLE_STATUSES, RecordError, one_per_run, read_csv
 
     if status and status not in TABLE_STATUSES:
-        raise fail(f"the status {status!r} is unknown: {studies.nearest(status, TABLE_STATUSES)}")
+        raise fail(f"the status {status!r} is unknown: {nearest(status, TABLE_STATUSES)}")
     if folder.is_symlink():  # Snakemake knows the records by the scope's own folder
         folder = folder.parent / folder.readlink()
     try:
@@ -165,7 +166,7 @@ def runs(
         raise fail(f"{folder}/tables: {error}; run the study first") from error
     names = list(dict.fromkeys(row["comparison"] for row in rows))
     if comparison and comparison not in names:
-        raise fail(f"the comparison {comparison!r} is unknown: {studies.nearest(comparison, names)}")
+        raise fail(f"the comparison {comparison!r} is unknown: {nearest(comparison, names)}")
     for row in one_per_run(rows):
         if status in ("", row["status"]) and comparison in ("", row["comparison"]):
             print(folder / "runs" / row["comparison"] / row["variant"] / f"rep{row['replicate']}" / "record.json")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from halfstep.study import Scope, Study
+from halfstep.runs import Scope
+from halfstep.study import Study
 from halfstep.system.gpu import visible_gpu
 
 

@@ -1,4 +1,4 @@
-"""The study: all of config.yaml as frozen models, and the runs that follow from it.
+"""The study: all of config.yaml as frozen models.
 
 This module is the one source of the keys, their defaults, their checks, the JSON Schema and the
 table of keys in the docs. It imports no torch.
@@ -6,15 +6,9 @@ table of keys in the docs. It imports no torch.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -29,19 +23,7 @@ from pydantic_core import PydanticCustomError
 from halfstep.claims import Claim, mistakes_of_claims
 from halfstep.keys import Frozen, Name, OneOf, PositiveFloat, PositiveInt, ValidName, no_bool
 from halfstep.mistakes import StudyError, nearest, sentence
-from halfstep.registry import (
-    COMPILES,
-    GEMMS,
-    NO_BF16_WEIGHTS,
-    NORMS,
-    OPERATOR,
-    OPERATORS,
-    OPTIMIZERS,
-    PRECISIONS,
-    RECIPES,
-    TRAINING,
-    WORKLOADS,
-)
+from halfstep.registry import COMPILES, GEMMS, NO_BF16_WEIGHTS, NORMS, OPERATORS, OPTIMIZERS, PRECISIONS, WORKLOADS
 
 SMOKE_BATCH = 16  # the least that FP8 takes
 SMOKE_REPLICATES = 2
@@ -62,10 +44,6 @@ class Window(Frozen):
     min_seconds: PositiveFloat = Field(
         10.0, description="seconds of timed steps at least, from the warm-up's step time"
     )
-
-
-SMOKE_WINDOW = Window(warmup_steps=2, min_steps=5, min_seconds=0.001)
-ARTICLE_WINDOW = Window(warmup_steps=11, min_steps=41, min_seconds=0.001)
 
 
 class Settings(Frozen):
@@ -274,185 +252,6 @@ class Study(Frozen):
             return {**comparison, "variants": variants}
 
         return {**data, "comparisons": {name: filled(c) for name, c in data["comparisons"].items()}}
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Where results belong: the device, the scale, and whether they were made in the image."""
-
-    device: str
-    scale: str
-    image: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.device + "-smoke" * (self.scale == "smoke") + "-image" * self.image
-
-    @classmethod
-    def parse(cls, name: str) -> Scope:
-        image = name.endswith("-image")
-        rest = name.removesuffix("-image")
-        return cls(rest.removesuffix("-smoke"), "smoke" if rest.endswith("-smoke") else "full", image)
-
-
-def at_scale(study: Study, scope: Scope) -> Study:
-    """The study less what a smoke run leaves out: comparisons with `smoke: false`, and claims about them.
-
-    Raises:
-        StudyError: nothing is left.
-    """
-    if scope.scale != "smoke":
-        return study
-    comparisons = {name: comparison for name, comparison in study.comparisons.items() if comparison.smoke}
-    if not comparisons:
-        raise StudyError("config.yaml: a smoke run has nothing to do: every comparison says smoke: false.")
-    claims = {name: claim for name, claim in study.claims.items() if claim.comparisons <= comparisons.keys()}
-    return study.model_copy(update={"comparisons": comparisons, "claims": claims})
-
-
-class Run(Frozen):
-    """One comparison x variant x replicate with everything resolved: all that the measuring process is told.
-
-    It names neither its comparison nor the baseline: changing those measures nothing again.
-    """
-
-    workload: str
-    # None: means nothing to this workload, so that no other value of it makes another run
-    precision: str | None
-    weights: Literal["fp32", "bf16"] | None
-    compile: str | None
-    optimizer: str | None
-    norm: str | None
-    gemm: str | None
-    batch: PositiveInt | None
-    data: Literal["resident", "dataloader"] | None
-    protocol: Literal["fair", "article"] | None
-    memory_cap_gib: PositiveFloat | None
-    device: str
-    scale: Literal["full", "smoke"]
-    replicate: PositiveInt
-    seed: int
-    window: Window | None
-    timeout_s: PositiveInt
-    modules: dict[str, str]
-
-    @property
-    def compiles(self) -> bool:
-        """Whether torch.compile is to see anything."""
-        return self.compile not in (None, "none")
-
-    def canonical(self) -> str:
-        return canonical_json(self.model_dump())
-
-    def hash(self) -> str:
-        return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
-
-
-def canonical_json(value: Any) -> str:
-    """JSON text that is the same for the same content."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-RunKey = tuple[str, str, int]
-
-
-def run_keys(study: Study, scope: Scope) -> list[RunKey]:
-    """(comparison, variant, replicate) in measuring order: by comparison, then replicate, then a seeded shuffle.
-
-    A baseline and its variants so meet on the same GPU close in time, in an order that favours none.
-    """
-    keys = []
-    for name, comparison in study.comparisons.items():
-        replicates = comparison.replicates or study.replicates
-        if scope.scale == "smoke":
-            replicates = min(replicates, SMOKE_REPLICATES)
-        for replicate in range(1, replicates + 1):
-            variants = sorted(comparison.variants)
-            shuffled = random.Random(f"{study.seed}/{name}/{replicate}").sample(variants, len(variants))
-            keys += [(name, variant, replicate) for variant in shuffled]
-    return keys
-
-
-def resolve(study: Study, scope: Scope, key: RunKey) -> Run:
-    """The run of one key, with its recipes looked up."""
-    comparison = study.comparisons[key[0]]
-    workload = comparison.workload
-    keys = meaningful_keys(workload)
-    settings = {
-        name: value if name in keys else None for name, value in comparison.variants[key[1]].model_dump().items()
-    }
-    trained = workload in WORKLOADS
-    smoke = scope.scale == "smoke"
-    window: Window | None = None
-    if trained:
-        window = study.window
-        if smoke:
-            settings["batch"] = SMOKE_BATCH
-        if comparison.protocol == "article":
-            settings["data"], window = "dataloader", ARTICLE_WINDOW
-        if smoke:
-            window = SMOKE_WINDOW
-    modules = {
-        "measure": TRAINING if trained else OPERATOR,
-        "workload": WORKLOADS[workload] if trained else OPERATORS[workload].reference,
-        **{key: recipes[str(settings[key])] for key, recipes in RECIPES.items() if key in keys},
-    }
-    return Run(
-        **settings,
-        protocol=comparison.protocol if trained else None,
-        workload=workload,
-        device=scope.device,
-        scale=cast(Literal["full", "smoke"], scope.scale),
-        replicate=key[2],
-        seed=study.seed + key[2],
-        window=window,
-        timeout_s=study.timeout_s,
-        modules=modules,
-    )
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader that refuses a key written twice, where YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = key_node.value
-            if not isinstance(key, str) or key == "<<":  # a list or mapping as a key, which YAML's own loader refuses
-                continue
-            if key in seen:
-                raise StudyError(f"the key {key!r} is there twice (line {key_node.start_mark.line + 1})")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises:
-        StudyError: no such file, not YAML, a key written twice, or not a mapping.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise StudyError(f"{path}: cannot be read: {reason}.") from error
-    try:
-        loaded = yaml.load(text, _UniqueKeyLoader)
-    except StudyError as error:
-        raise StudyError(f"{path}: {error}.") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        hint = " (YAML is indented with spaces, not tabs)" if "\\t" in str(error.problem) else ""
-        raise StudyError(f"{path}: is not YAML: {place}{error.problem}{hint}.") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        raise StudyError(f"{path}: is not YAML: {' '.join(str(error).split())}.") from error
-    if loaded is None:
-        raise StudyError(f"{path}: is empty: it should hold keys such as 'comparisons:'.")
-    if not isinstance(loaded, dict):
-        raise StudyError(f"{path}: should hold keys such as 'comparisons:', and is a {type(loaded).__name__}.")
-    return loaded
 
 
 def validate(config: Mapping[str, Any], source: str = "config.yaml") -> Study:

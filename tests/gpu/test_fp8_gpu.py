@@ -14,7 +14,8 @@ from halfstep.fp8.synchronise import Synchroniser
 from halfstep.kernel_kinds import kind_of
 from halfstep.measure.profile import profile_kernels
 from halfstep.measure.training import Loop, build_step, capture_step, feed, look_up
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 pytestmark = [
     pytest.mark.gpu,

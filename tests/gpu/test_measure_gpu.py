@@ -22,7 +22,8 @@ from halfstep.recipes.precision.fp32 import Fp32
 from halfstep.recipes.precision.tf32 import Tf32
 from halfstep.records import KERNELS_COLUMNS, STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, read_record
 from halfstep.registry import WORKLOADS
-from halfstep.study import Run, Scope, Window, resolve, validate
+from halfstep.runs import Run, Scope, resolve
+from halfstep.study import Window, validate
 from halfstep.system.gpu import visible_gpu
 
 pytestmark = [

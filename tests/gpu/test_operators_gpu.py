@@ -15,7 +15,8 @@ from halfstep.measure.operators import measure
 from halfstep.measure.process import look_up
 from halfstep.measure.profile import profile_kernels
 from halfstep.registry import GEMMS, NORMS, OPERATORS, OPTIMIZERS
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 from halfstep.workloads import gemm
 from halfstep.workloads.operator import accuracy
 

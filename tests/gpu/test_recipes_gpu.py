@@ -21,7 +21,8 @@ from halfstep.measure.training import Loop, build_step, feed, look_up
 from halfstep.recipes.precision.precision import Precision
 from halfstep.recipes.requirements import load_apex_amp
 from halfstep.registry import NORMS, OPTIMIZERS, PRECISIONS
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from halfstep.study import Scope, Study, StudyError, resolve, run_keys, validate
+from halfstep.mistakes import StudyError
+from halfstep.runs import Scope, resolve, run_keys
+from halfstep.study import Study, validate
 
 STUDY: dict[str, Any] = {
     "comparisons": {

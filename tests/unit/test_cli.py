@@ -17,7 +17,8 @@ from halfstep.cli import app
 from halfstep.measure import row, supervisor
 from halfstep.measure.supervisor import Orphaned, Outcome
 from halfstep.records import STATUSES, SUMMARY_COLUMNS, read_record, write_csv, write_json
-from halfstep.study import Run, Scope, resolve, validate
+from halfstep.runs import Run, Scope, resolve
+from halfstep.study import validate
 
 CONFIG: dict[str, Any] = {"comparisons": {"c": {"workload": "lm", "baseline": "a", "variants": {"a": {}, "b": {}}}}}
 STUDY = validate(CONFIG)

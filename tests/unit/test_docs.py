@@ -17,7 +17,8 @@ from halfstep.measure import row
 from halfstep.measure.supervisor import Outcome
 from halfstep.recipes.precision.precision import Precision
 from halfstep.records import STATUSES, read_record
-from halfstep.study import Scope, Settings, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import Settings, validate
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -19,7 +19,8 @@ from halfstep.measure.training import Loop, build_step, describe_steps, feed, ju
 from halfstep.recipes.norms import layernorm
 from halfstep.recipes.precision.precision import Precision
 from halfstep.registry import COMPILES, WORKLOADS
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 CPU = torch.device("cpu")
 

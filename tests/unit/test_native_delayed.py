@@ -15,7 +15,8 @@ from halfstep.fp8.linear import Float8Linear
 from halfstep.measure.training import build_step, feed, look_up
 from halfstep.recipes.linears import LinearUse
 from halfstep.recipes.precision.native_delayed import NativeDelayed, NativeDelayedNoInit
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 CPU = torch.device("cpu")
 

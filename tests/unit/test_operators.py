@@ -18,7 +18,8 @@ from halfstep.measure.process import look_up
 from halfstep.recipes import gemms, norms, optimizers
 from halfstep.recipes.compilation import none
 from halfstep.registry import OPERATORS
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 from halfstep.workloads import dtypes, gemm, norm, optimizer_step
 from halfstep.workloads.operator import Case, Operator, Work, accuracy
 

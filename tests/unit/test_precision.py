@@ -20,7 +20,8 @@ from halfstep.recipes.precision.bf16 import Bf16
 from halfstep.recipes.precision.fp32 import Fp32
 from halfstep.recipes.precision.precision import set_tf32
 from halfstep.registry import NO_BF16_WEIGHTS, PRECISIONS, WORKLOADS
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 CPU = torch.device("cpu")
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}

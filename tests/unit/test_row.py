@@ -13,7 +13,8 @@ import pytest
 from halfstep.measure import row, supervisor
 from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL, Log, Outcome, cache_folder, prepare_cache
 from halfstep.records import KERNELS_COLUMNS, STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, read_record
-from halfstep.study import Run, Scope, resolve, validate
+from halfstep.runs import Run, Scope, resolve
+from halfstep.study import validate
 from halfstep.system.environment import fingerprint
 from halfstep.system.gpu import Gpu, GpuError
 from halfstep.system.telemetry import Telemetry

@@ -14,21 +14,10 @@ import pytest
 import yaml
 
 from halfstep import registry
-from halfstep.study import (
-    SMOKE_BATCH,
-    SMOKE_REPLICATES,
-    SMOKE_WINDOW,
-    Run,
-    Scope,
-    Settings,
-    Study,
-    StudyError,
-    at_scale,
-    read_config,
-    resolve,
-    run_keys,
-    validate,
-)
+from halfstep.config_file import read_config
+from halfstep.mistakes import StudyError
+from halfstep.runs import SMOKE_WINDOW, Run, Scope, at_scale, resolve, run_keys
+from halfstep.study import SMOKE_BATCH, SMOKE_REPLICATES, Settings, Study, validate
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"
 H200 = Scope("h200", "full")

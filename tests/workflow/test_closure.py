@@ -11,7 +11,8 @@ import pytest
 from tree import clean_environment
 
 from halfstep.fingerprint import closure, run_modules
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 # the measuring process's own `main`, then what of this package it has imported
 MEASURE = """

@@ -6,7 +6,8 @@ import json
 
 from tree import CONFIG, Tree
 
-from halfstep.study import Scope, run_keys, validate
+from halfstep.runs import Scope, run_keys
+from halfstep.study import validate
 
 
 def test_by_comparison_then_replicate_then_shuffled(finished: Tree) -> None:

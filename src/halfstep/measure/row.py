@@ -12,7 +12,7 @@ from typing import Any
 from halfstep.kernel_kinds import kind_of
 from halfstep.measure.supervisor import Outcome, summaries
 from halfstep.records import write_run, write_text
-from halfstep.study import Run
+from halfstep.runs import Run
 from halfstep.system.environment import fingerprint, image
 from halfstep.system.gpu import Gpu
 from halfstep.system.peaks import stated_peak

@@ -25,7 +25,7 @@ from halfstep.kernel_kinds import kind_of
 from halfstep.measure.ancestor import snakemake_pidfd
 from halfstep.measure.progress import Progress
 from halfstep.registry import NEEDS_GPU
-from halfstep.study import Run
+from halfstep.runs import Run
 from halfstep.system.gpu import Gpu, GpuError, visible_gpu
 from halfstep.system.switches import switches, without_switches
 from halfstep.system.telemetry import Sampler, Telemetry

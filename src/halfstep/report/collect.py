@@ -36,7 +36,8 @@ from halfstep.report.tables import (
     speedup_row,
     variant_row,
 )
-from halfstep.study import Run, RunKey, Scope, Study, resolve, run_keys
+from halfstep.runs import Run, RunKey, Scope, resolve, run_keys
+from halfstep.study import Study
 
 TEXT_RESULTS = {"sample_unit", "compile_cache", "value"}
 UNTIMED = ("dtypes",)  # operators whose cases are values

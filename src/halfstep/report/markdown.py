@@ -15,7 +15,7 @@ from halfstep.report import answers, claims_table, figures, operator_figures, op
 from halfstep.report.results import Results, load
 from halfstep.report.tables import Row
 from halfstep.report.wording import EMPTY, digits
-from halfstep.study import SMOKE_WINDOW
+from halfstep.runs import SMOKE_WINDOW
 
 # a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
 CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from halfstep.records import as_cell
-from halfstep.study import ARTICLE_WINDOW, SMOKE_WINDOW, Scope
+from halfstep.runs import ARTICLE_WINDOW, SMOKE_WINDOW, Scope
 
 Row = dict[str, str]
 

@@ -22,7 +22,8 @@ from halfstep.report.tables import (
     Row,
     number,
 )
-from halfstep.study import SMOKE_BATCH, Comparison, Scope, Study
+from halfstep.runs import Scope
+from halfstep.study import SMOKE_BATCH, Comparison, Study
 
 
 @dataclass(frozen=True)

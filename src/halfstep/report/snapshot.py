@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from halfstep.mistakes import StudyError
 from halfstep.records import write_text
-from halfstep.study import Scope, Study, StudyError, validate
+from halfstep.runs import Scope
+from halfstep.study import Study, validate
 
 FILE = "study.json"
 

@@ -14,7 +14,8 @@ import pytest
 from halfstep.records import write_json, write_run
 from halfstep.report.collect import collect
 from halfstep.report.tables import SETTINGS
-from halfstep.study import RunKey, Scope, Study, resolve, run_keys, validate
+from halfstep.runs import RunKey, Scope, resolve, run_keys
+from halfstep.study import Study, validate
 
 H200 = {
     "python": "3.12.3",

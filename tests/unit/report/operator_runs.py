@@ -9,7 +9,8 @@ from typing import Any
 
 from halfstep.records import write_json, write_run
 from halfstep.report.collect import collect
-from halfstep.study import Run, RunKey, Scope, Study, resolve, run_keys, validate
+from halfstep.runs import Run, RunKey, Scope, resolve, run_keys
+from halfstep.study import Study, validate
 
 Case = dict[str, Any]
 CONFIG: dict[str, Any] = {

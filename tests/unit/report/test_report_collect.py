@@ -13,7 +13,8 @@ from halfstep.records import RESULT_COLUMNS
 from halfstep.report.collect import collect
 from halfstep.report.results import load
 from halfstep.report.tables import cell
-from halfstep.study import Scope, run_keys, validate
+from halfstep.runs import Scope, run_keys
+from halfstep.study import validate
 
 KEY = ("vit-b128", "blocks", 2)
 

@@ -20,7 +20,8 @@ from halfstep.report.figures import plot
 from halfstep.report.markdown import prose, write_report
 from halfstep.report.results import load
 from halfstep.report.wording import ratio
-from halfstep.study import Scope, validate
+from halfstep.runs import Scope
+from halfstep.study import validate
 
 HOSTILE = (
     "boom | `rm` <script>alert(1)</script> **b**\n\n# head\n| a | b |\n![x](http://x) [y](z) $x$ \\| ``x ~~y~~ &lt;"

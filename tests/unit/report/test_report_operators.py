@@ -19,7 +19,8 @@ from halfstep.report.markdown import render
 from halfstep.report.operators import gemm_case, notes, tables
 from halfstep.report.results import OperatorResult, load
 from halfstep.report.tables import SPEEDUPS_COLUMNS
-from halfstep.study import Scope, resolve, validate
+from halfstep.runs import Scope, resolve
+from halfstep.study import validate
 
 GEMM = ("gemm", "tensorwise", 1)
 SQUARE = "16384x16384x16384"

@@ -2,7 +2,7 @@ import pynvml
 import pytest
 
 from halfstep import keys
-from halfstep.study import Scope
+from halfstep.runs import Scope
 from halfstep.system.gpu import GpuError, slug, visible_gpu
 
 
