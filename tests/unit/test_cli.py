@@ -151,9 +151,9 @@ def test_a_status_or_comparison_that_is_none_is_refused_with_the_nearest(collect
 
 def test_what_drives_a_study_and_writes_its_report_imports_no_torch() -> None:
     modules = [
-        "halfstep.cli", "halfstep.scope", "halfstep.fingerprint", "halfstep.docs_tables", "halfstep.measure.supervisor",
-        "halfstep.measure.row", "halfstep.system.doctor", "halfstep.report.collect", "halfstep.report.figures",
-        "halfstep.report.markdown",
+        "halfstep.config_file", "halfstep.cli", "halfstep.scope", "halfstep.fingerprint", "halfstep.docs_tables",
+        "halfstep.measure.supervisor", "halfstep.measure.row", "halfstep.system.doctor", "halfstep.report.collect",
+        "halfstep.report.figures", "halfstep.report.markdown",
     ]  # fmt: skip
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

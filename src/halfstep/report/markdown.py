@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from halfstep.records import write_text
-from halfstep.report import answers, claims_table, figures, operator_figures, operators, sections
+from halfstep.report import answers, claims_table, figures, operator_figures, operators, problems, provenance, training
 from halfstep.report.results import Results, load
 from halfstep.report.tables import Row
 from halfstep.report.wording import EMPTY, digits
@@ -57,11 +57,11 @@ def render(results: Results) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"prose": prose, "number": digits, "variant_cells": sections.variant_cells}
+    environment.filters |= {"prose": prose, "number": digits, "variant_cells": training.variant_cells}
     smoke = results.scope.scale == "smoke"
     text = environment.get_template("report.md.j2").render(
         results=results,
-        sections=sections,
+        training=training,
         first_line=answers.first_line(results),
         what_to_use=answers.what_to_use,
         clocked=answers.clocked(results),
@@ -70,13 +70,13 @@ def render(results: Results) -> str:
         replicates=answers.replicates(results),
         operators=operators,
         ok=sum(row["status"] == "ok" for row in results.one_per_run),
-        problems=sections.problems(results.one_per_run),
-        capabilities=sections.missing_capabilities(results),
+        problems=problems.problems(results.one_per_run),
+        capabilities=problems.missing_capabilities(results),
         figures=_figures(results),
-        environments=sections.environments(results),
-        sittings=sections.sittings(results),
-        code_versions=sections.code_versions(results),
-        command=sections.SNAKEMAKE + " --use-singularity" * results.scope.image,
+        environments=provenance.environments(results),
+        sittings=provenance.sittings(results),
+        code_versions=provenance.code_versions(results),
+        command=problems.SNAKEMAKE + " --use-singularity" * results.scope.image,
         smoke=smoke,
         window=SMOKE_WINDOW if smoke else results.study.window,
     )

@@ -1,37 +1,18 @@
-"""The report's tables as rows of text: variants, runs that are not ok, environments."""
+"""The report's sections of training comparisons: their table, and the sentences around it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
-from halfstep.records import TABLE_STATUSES
 from halfstep.report import wording
 from halfstep.report.results import ComparisonResult, Results, VariantResult
 from halfstep.report.statistics import Ratio
-from halfstep.report.tables import Row, number
+from halfstep.report.tables import number
 from halfstep.report.wording import EMPTY, code, digits, percent
 
-SNAKEMAKE = "snakemake --cores 1"
 UNLIKE = 0.05  # a replicate farther than this from its siblings, or its mean from its median, is a finding
 MOSTLY = 0.5  # share of telemetry samples
-LONGEST_REASON = 600  # characters; the whole reason is in tables/runs.csv
-# in the order in which a reader should know of them
-REMEDIES: dict[str, str] = {
-    "missing": f"`{SNAKEMAKE}` measures them.",
-    "stale": f"`{SNAKEMAKE}` measures them again; where it sees nothing to do (results copied without their "
-    "metadata), `make remeasure STATUS=stale` does.",
-    "failed": "After mending the cause, `make remeasure STATUS=failed`.",
-    "timeout": "`make remeasure STATUS=timeout` tries again; a larger `timeout_s` measures the whole study again.",
-    "out_of_memory": "Take a smaller batch. On a GPU that others had filled: `make remeasure STATUS=out_of_memory`.",
-    "invalid": "Their numbers enter no ratio. After mending the cause, `make remeasure STATUS=invalid`.",
-    "disturbed": "Their numbers enter no ratio. On a quiet machine, `make remeasure STATUS=disturbed`.",
-    "unsupported": "`halfstep doctor` says what is missing and what to do; then `make remeasure STATUS=unsupported`.",
-}
-assert set(REMEDIES) == set(TABLE_STATUSES) - {"ok"}
 
 
 def variant_headings(comparison: ComparisonResult) -> list[str]:
@@ -214,117 +195,3 @@ def _unlike(medians: dict[int, float]) -> dict[int, float]:
         found[farthest] = siblings[farthest]
         del rest[farthest]
     return found
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Runs of one status: what it means, what to do, and (comparison, variant, replicates, reason) for each."""
-
-    status: str
-    runs: int
-    meaning: str
-    remedy: str
-    lines: list[tuple[str, str, str, str]]
-
-
-def problems(runs: Iterable[Row]) -> list[Problem]:
-    """The runs that are not ok, by status, then variant and reason; `runs` holds one row each."""
-    grouped: dict[str, dict[tuple[str, str, str], list[int]]] = {status: {} for status in REMEDIES}
-    for row in runs:
-        if row["status"] != "ok":
-            key = row["comparison"], row["variant"], row["reason"]
-            grouped[row["status"]].setdefault(key, []).append(int(row["replicate"]))
-    return [
-        Problem(
-            wording.status(status),
-            sum(map(len, lines.values())),
-            TABLE_STATUSES[status],
-            REMEDIES[status],
-            [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), _cut(key[2])) for key, n in lines.items()],
-        )
-        for status, lines in grouped.items()
-        if lines
-    ]
-
-
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
-
-
-FIRST_KEYS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "python")
-
-
-def environments(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Headings and lines of the table of environments: a column for each that runs were made in."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in results.records:
-        if record.get("environment"):  # a run that ended before its process could say has none
-            groups.setdefault(str(record.get("environment_hash") or EMPTY), []).append(record)
-    found = {name: records[0]["environment"] for name, records in groups.items()}
-    keys = {key for environment in found.values() for key in environment}
-    ordered = [key for key in FIRST_KEYS if key in keys] + sorted(keys - set(FIRST_KEYS))
-    lines = [[key, *(str(environment.get(key, EMPTY)) for environment in found.values())] for key in ordered]
-    lines += [
-        ["GPU memory (GiB)", *(_gpu(records, "memory_total_gib") for records in groups.values())],
-        ["power limit (W)", *(_gpu(records, "power_limit_w") for records in groups.values())],
-        ["CPU threads", *(_values(map(_threads, records)) for records in groups.values())],
-        ["image", *(_values(record.get("image") for record in records) for records in groups.values())],
-        ["runs", *(_runs(records) for records in groups.values())],
-    ]
-    return ["what", *(f"environment `{name}`" for name in groups)], lines
-
-
-def _gpu(records: list[dict[str, Any]], key: str) -> str:
-    values = ((record.get("gpu") or {}).get(key) for record in records)
-    return _values(digits(value, 4) if isinstance(value, int | float) else value for value in values)
-
-
-def _threads(record: dict[str, Any]) -> Any:
-    """Torch's own threads; the record also says which OMP_NUM_THREADS it was given."""
-    threads = record.get("threads")
-    return threads.get("torch") if isinstance(threads, dict) else threads
-
-
-def _values(values: Iterable[Any]) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or EMPTY
-
-
-def _runs(records: list[dict[str, Any]]) -> str:
-    counts = Counter(str(record.get("comparison")) for record in records)
-    return ", ".join(f"{name}: {n}" for name, n in counts.items())
-
-
-def missing_capabilities(results: Results) -> list[list[str]]:
-    """Lines of name, status, detail and remedy of what the doctor would have something done about.
-
-    Only where a run is unsupported, and one line per remedy: else they explain nothing that is in the report.
-    What a library has removed is a fact, and nothing to do anything about.
-    """
-    if not any(row["status"] == "unsupported" for row in results.one_per_run):
-        return []
-    by_remedy: dict[str, list[tuple[str, str, str]]] = {}
-    for entry in results.doctor.get("capabilities") or []:
-        if isinstance(entry, dict) and entry.get("remedy") and entry.get("status") != "removed":
-            found = str(entry.get("name")), str(entry.get("status")), str(entry.get("detail") or "")
-            by_remedy.setdefault(str(entry["remedy"]), []).append(found)
-    return [
-        [*("; ".join(dict.fromkeys(cells)) for cells in zip(*found, strict=True)), remedy]
-        for remedy, found in by_remedy.items()
-    ]
-
-
-def code_versions(results: Results) -> str:
-    """The fingerprints of the code that measured, if they are few: they differ by recipe and workload."""
-    counts = Counter(str(record.get("code_hash") or EMPTY) for record in results.records)
-    if len(counts) > 4:
-        return f"{len(counts)} fingerprints, in the column `code_hash` of `tables/runs.csv`"
-    return ", ".join(f"`{name}` ({wording.count(n, 'run')})" for name, n in counts.items()) or EMPTY
-
-
-def sittings(results: Results) -> str:
-    """How many sittings, and when they were."""
-    starts = sorted(str(record["started"]) for record in results.records if record.get("started"))
-    ends = sorted(str(record["ended"]) for record in results.records if record.get("ended"))
-    n = len({record.get("sitting") for record in results.records})
-    when = f", from {starts[0]} to {ends[-1]}" if starts and ends else ""
-    return wording.count(n, "sitting") + when
