@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from halfstep.study import validate
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("keep_switches"),
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
         reason="torch sees no CUDA GPU with FP8 matrix units",
@@ -32,19 +32,6 @@ CASES = {
     "bf16 weights": (torch.bfloat16, False),
     "fp32": (torch.float32, False),
 }
-
-
-@pytest.fixture(autouse=True)
-def keep_switches() -> Iterator[None]:
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = cudnn
-
-
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda", 0)
 
 
 def held(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

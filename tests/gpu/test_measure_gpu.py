@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from halfstep.system.gpu import visible_gpu
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("keep_switches"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU"),
 ]
 
@@ -38,19 +38,6 @@ CAPTURED = Compilation(captured=True)  # without the compiler, whose results may
 @pytest.fixture(autouse=True)
 def pci_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-
-
-@pytest.fixture(autouse=True)
-def keep_switches() -> Iterator[None]:
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = cudnn
-
-
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda", 0)
 
 
 def run_of(workload: str = "lm", device: str = "gpu", **settings: Any) -> Run:

@@ -26,11 +26,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda", 0)
-
-
 @pytest.fixture(autouse=True)
 def forget_compiled() -> Iterator[None]:
     yield

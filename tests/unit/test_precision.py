@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +22,8 @@ from halfstep.registry import NO_BF16_WEIGHTS, PRECISIONS, WORKLOADS
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
 
+pytestmark = pytest.mark.usefixtures("keep_switches")
+
 CPU = torch.device("cpu")
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 
@@ -38,14 +39,6 @@ class Products(TorchDispatchMode):
         if func._schema.name in PRODUCTS:
             self.dtypes += [arg.dtype for arg in args if isinstance(arg, torch.Tensor)][-2:]
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(autouse=True)
-def keep_switches() -> Iterator[None]:
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def run_of(precision: str, weights: str = "fp32", workload: str = "lm") -> dict[str, Any]:

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", 0)
