@@ -5,6 +5,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is betwee
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +84,11 @@ def _default(field: Mapping[str, Any], required: bool) -> str:
     if required:
         return "required"
     value = field.get("default")
-    return "–" if value is None or value == {} else "as below" if isinstance(value, dict) else f"`{value}`"
+    if value is None or value == {}:
+        return "–"
+    if isinstance(value, dict):
+        return "as below"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"  # as YAML has it
 
 
 def _capability(entry: tuple[str, Probe]) -> list[str]:
