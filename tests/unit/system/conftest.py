@@ -1,4 +1,4 @@
-"""A driver that is not there: NVML's functions, answered from a list of made-up GPUs."""
+"""GPUs that are not there: NVML answers from a list of made-up ones, and torch tells of one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+import torch
 
 
 @dataclass(eq=False)
@@ -135,3 +136,14 @@ def no_driver(monkeypatch):
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def gpu_of(monkeypatch):
+    """gpu_of(8, 6) plants a GPU of that compute capability."""
+
+    def plant(major, minor):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+
+    return plant

@@ -73,15 +73,6 @@ def plant(tmp_path, monkeypatch):
     sys.modules.update(before)
 
 
-@pytest.fixture
-def gpu_of(monkeypatch):
-    def put(major, minor):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
-
-    return put
-
-
 def outcome(name):
     found = probes.outcome(lambda: probes.run(PROBES[name]))
     return found["status"], found["detail"], found["remedy"]

@@ -163,17 +163,6 @@ def outcome(name):
     return probes.outcome(lambda: probes.run(PROBES[name]))
 
 
-@pytest.fixture
-def gpu_of(monkeypatch):
-    """gpu_of(8, 6) plants a GPU of that compute capability."""
-
-    def plant(major, minor):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
-
-    return plant
-
-
 @pytest.mark.parametrize("name", ["tf32", "scaled_mm_rowwise", "cuda_graphs"])
 def test_without_a_gpu_it_is_missing(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
