@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -63,7 +64,14 @@ class ValidName:
         return {**handler(schema), "pattern": f"^{NAME.pattern}$"}
 
 
+def _some_words(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("text", "is blank: it needs a word")
+    return value
+
+
 Name = Annotated[str, ValidName()]
+Text = Annotated[str, Field(min_length=1), AfterValidator(_some_words)]
 # the bounds first: behind a validator of ours they would not be in the JSON Schema
 PositiveInt = Annotated[int, Field(gt=0), BeforeValidator(no_bool)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_bool)]
