@@ -160,6 +160,17 @@ def test_one_replicate_is_not_decided(tmp_path, scopes):
     assert row["same_batch"]
 
 
+@pytest.mark.parametrize("folder", ["h200", "cpu-smoke"])
+def test_one_replicate_is_said_with_what_helps(tmp_path, scopes, folder, unsaved):
+    scopes.make(tmp_path / folder, {**CONFIG, "replicates": 1}, BEHAVIOUR)
+    plot(tmp_path / folder)
+    write_report(tmp_path / folder)
+    text = (tmp_path / folder / "report.md").read_text()
+    assert "1 replicate" in text.splitlines()[0]
+    assert "- `fp8`: one pair of replicates: no interval. It takes `replicates: 2` or more." in text
+    assert "make remeasure COMPARISON=" not in text
+
+
 def test_a_smoke_run_judges_no_claim(tmp_path, scopes, unsaved):
     scopes.make(tmp_path / "cpu-smoke", CONFIG, BEHAVIOUR)
     rows = table(tmp_path / "cpu-smoke")
