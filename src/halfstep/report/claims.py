@@ -166,7 +166,8 @@ def _failed(rows: Sequence[Row]) -> str:
     """What became of a variant without an ok run."""
     reason = rows[0]["reason"].rstrip(".")
     shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
-    return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}."
+    end = "" if shown.endswith("…") else "."
+    return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}{end}"
 
 
 def _fits(fits: Fits, expected: float, runs: Runs) -> tuple[str, str]:
