@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from halfstep.mistakes import nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # folders and figures are named after it
+PERIODIC = re.compile(r"(.+)\1{19,}$")  # Snakemake's PeriodicityDetector
 
 
 class OneOf:
@@ -53,6 +54,8 @@ def _name(value: str) -> str:
             "name",
             "is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 100",
         )
+    if PERIODIC.search(value):
+        raise PydanticCustomError("name", "is not a valid name: its end repeats 20 times, which Snakemake refuses")
     return value
 
 

@@ -82,6 +82,14 @@ MISTAKES = [
     ),
     ("comparisons.c.variants.a/b", {}, "the name 'a/b' in comparisons.c.variants is not a valid name"),
     ("comparisons.c.variants.-a", {}, "the name '-a' in comparisons.c.variants is not a valid name"),
+    *(
+        (
+            f"comparisons.{name}",
+            MINIMAL["comparisons"]["c"],
+            f"the name {name!r} in comparisons is not a valid name: its end",
+        )
+        for name in (20 * "g", "a" + 20 * "bc")
+    ),
     ("comparisons.c.variants", {}, "comparisons.c.variants is empty: it needs at least one entry."),
     ("comparisons.c.baseline", ..., "the key comparisons.c.baseline is missing."),
     ("comparisons.c.baseline", "aa", "comparisons.c names the baseline 'aa', which is not one of its variants: choose"),
@@ -236,6 +244,10 @@ def test_defaults_that_mean_nothing_to_an_operator_change_none_of_its_runs() -> 
     assert runs(defaults={**elsewhere, "norm": "rmsnorm"}) != runs()
     assert runs(defaults={"compile": "blocks"}) == runs(defaults={"compile": "graphs"}) == runs()
     assert runs(defaults={"compile": "model"}) != runs()
+
+
+def test_a_name_may_repeat_itself_as_often_as_snakemake_lets_it() -> None:
+    assert 19 * "g" in validate(changed(f"comparisons.{19 * 'g'}", MINIMAL["comparisons"]["c"])).comparisons
 
 
 @pytest.mark.parametrize("titles", [("Same", "Same"), ("Same", " Same\n"), (None, "c"), ("d", None)])
