@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from halfstep.keys import Frozen, no_bool
+from halfstep.keys import Frozen, Text, no_bool
 from halfstep.mistakes import nearest
+from halfstep.registry import OPERATORS
 
 if TYPE_CHECKING:
     from halfstep.study import Comparison
@@ -33,7 +34,7 @@ class Versus(Frozen):
     comparison: str = Field(description="the comparison that has both")
     variant: str = Field(description="the variant that is said to be faster")
     over: Names = Field(description="the variant, or the variants, that it is compared with")
-    case: str | None = Field(None, description="operator comparisons: the shape; every shape if left out")
+    case: Text | None = Field(None, description="operator comparisons: the shape; every shape if left out")
 
 
 class Fits(Frozen):
@@ -64,8 +65,8 @@ class Claim(Frozen):
     With `ratio` or `order` it is judged; without, it is a question, and its ratio the answer.
     """
 
-    claim: str = Field(description="the sentence")
-    source: str = Field(description="where it is from")
+    claim: Text = Field(description="the sentence")
+    source: Text = Field(description="where it is from")
     ratio: Annotated[float, Field(gt=1, allow_inf_nan=False), BeforeValidator(no_bool)] | None = Field(
         None, description="the ratio that the source gives: a speed-up, or with `fits` of batches"
     )
@@ -138,7 +139,14 @@ def _mistakes(
     if part.comparison not in comparisons:
         yield f"{place}.comparison = {part.comparison!r} is unknown: {nearest(part.comparison, comparisons)}"
         return
-    variants = comparisons[part.comparison].variants
+    variants, workload = comparisons[part.comparison].variants, comparisons[part.comparison].workload
+    if workload in OPERATORS and not isinstance(part, Versus):
+        asked = "batch" if isinstance(part, Fits) else "graph breaks"
+        yield f"{place} asks for {asked} of {part.comparison}, whose workload {workload} is an operator: name training"
+        return
+    if workload not in OPERATORS and isinstance(part, Versus) and part.case is not None:
+        why = f"only operators have shapes, and {part.comparison} is training"
+        yield f"{place}.case = {part.case!r} is of no use: {why}"
     sides = {"variants": part.variants} if isinstance(part, Fits) else {"variant": [part.variant]}
     if not isinstance(part, GraphBreaks):
         sides["over"] = part.over

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from halfstep.mistakes import nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # folders and figures are named after it
+PERIODIC = re.compile(r"(.+)\1{19,}$")  # Snakemake's PeriodicityDetector
 
 
 class OneOf:
@@ -52,6 +54,8 @@ def _name(value: str) -> str:
             "name",
             "is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 100",
         )
+    if PERIODIC.search(value):
+        raise PydanticCustomError("name", "is not a valid name: its end repeats 20 times, which Snakemake refuses")
     return value
 
 
@@ -63,7 +67,14 @@ class ValidName:
         return {**handler(schema), "pattern": f"^{NAME.pattern}$"}
 
 
+def _some_words(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("text", "is blank: it needs a word")
+    return value
+
+
 Name = Annotated[str, ValidName()]
+Text = Annotated[str, Field(min_length=1), AfterValidator(_some_words)]
 # the bounds first: behind a validator of ours they would not be in the JSON Schema
 PositiveInt = Annotated[int, Field(gt=0), BeforeValidator(no_bool)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_bool)]

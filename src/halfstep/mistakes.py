@@ -33,6 +33,7 @@ _MISTAKES = {
     "greater_than": "should be above {gt}",
     "greater_than_equal": "should be at least {ge}",
     "string_type": "should be text: put quotes round it",
+    "string_too_short": "is empty: it needs a word",
     "bool_type": "should be true or false",
     "bool_parsing": "should be true or false",
     "list_type": "should be a name or a list of names",
@@ -56,7 +57,7 @@ def sentence(source: str, problem: dict[str, Any]) -> str:
         return f"{source}: the key {key} is missing."
     if kind in ("baseline", "meaning"):
         return _ended(f"{source}: {key} {problem['msg']}")
-    if kind == "claims":
+    if kind == "between":
         return "\n".join(_ended(f"{source}: {mistake}") for mistake in context["mistakes"].splitlines())
     if kind == "literal_error":
         message = f"is unknown: {nearest(value, _QUOTED.findall(context['expected']))}"

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halfstep.claims import Claim, mistakes_of_claims
-from halfstep.keys import Frozen, Name, OneOf, PositiveFloat, PositiveInt, ValidName, no_bool
+from halfstep.keys import Frozen, Name, OneOf, PositiveFloat, PositiveInt, Text, ValidName, no_bool
 from halfstep.mistakes import StudyError, nearest, sentence
 from halfstep.registry import COMPILES, GEMMS, NO_BF16_WEIGHTS, NORMS, OPERATORS, OPTIMIZERS, PRECISIONS, WORKLOADS
 
@@ -102,7 +102,7 @@ class Comparison(Frozen):
         description=f"what is trained ({', '.join(f'`{name}`' for name in WORKLOADS)}), or the operator that is timed"
     )
     baseline: str = Field(description="the variant that the others are compared with")
-    title: str | None = Field(None, description="heading in the report; the comparison's name if left out")
+    title: Text | None = Field(None, description="heading in the report; the comparison's name if left out")
     replicates: PositiveInt | None = Field(None, description="processes per variant; the study's if left out")
     protocol: Literal["fair", "article"] = Field(
         "fair",
@@ -195,7 +195,7 @@ class _Defaults(Frozen):
 class Study(Frozen):
     """All of config.yaml."""
 
-    title: str = Field("halfstep", description="heading of the report")
+    title: Text = Field("halfstep", description="heading of the report")
     device: Annotated[str, ValidName(), AfterValidator(_device)] = Field(
         "auto", description="`auto`, `cpu`, or a GPU's short name such as `h200`; a node without a GPU is told here"
     )
@@ -224,10 +224,27 @@ class Study(Frozen):
     )
 
     @model_validator(mode="after")
+    def _headings_differ(self) -> Self:
+        headings: dict[str, str] = {}
+        for name, comparison in self.comparisons.items():
+            heading = " ".join((comparison.title or name).split())
+            if heading in headings:
+                raise PydanticCustomError(
+                    "between",
+                    "{mistakes}",
+                    {
+                        "mistakes": f"comparisons.{name} and comparisons.{headings[heading]} have the same heading "
+                        f"{heading!r} in the report: give one another title"
+                    },
+                )
+            headings[heading] = name
+        return self
+
+    @model_validator(mode="after")
     def _claims_are_about_what_is_compared(self) -> Self:
         mistakes = mistakes_of_claims(self.claims, self.comparisons)
         if mistakes:
-            raise PydanticCustomError("claims", "{mistakes}", {"mistakes": "\n".join(mistakes)})
+            raise PydanticCustomError("between", "{mistakes}", {"mistakes": "\n".join(mistakes)})
         return self
 
     @model_validator(mode="before")
@@ -243,8 +260,12 @@ class Study(Frozen):
             if not isinstance(comparison, Mapping) or not isinstance(comparison.get("variants"), Mapping):
                 return comparison
             workload = str(comparison.get("workload"))
-            keys = meaningful_keys(workload)
-            meant = {key: value for key, value in defaults.items() if key in keys}
+            choices = OPERATORS[workload].keys if workload in OPERATORS else {}
+            meant = {
+                key: value
+                for key, value in defaults.items()
+                if key in meaningful_keys(workload) and value in choices.get(key, (value,))
+            }
             variants = {
                 name: {**meant, **variant} if isinstance(variant, Mapping) else variant
                 for name, variant in comparison["variants"].items()

@@ -24,7 +24,12 @@ STUDY: dict[str, Any] = {
                 "fp8": {"precision": "te_linears_delayed", "batch": 32},
                 "fp8-blocks": {"precision": "torchao_tensorwise", "compile": "blocks", "batch": 32},
             },
-        }
+        },
+        "norm": {
+            "workload": "norm",
+            "baseline": "torch",
+            "variants": {"torch": {"compile": "model"}, "rms": {"norm": "rmsnorm"}},
+        },
     },
     "claims": {
         "a": {
@@ -103,7 +108,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ),
     (
         {**SENTENCE, "same_batch": {**SIDES, "comparison": "vti"}},
-        "claims.a.same_batch.comparison = 'vti' is unknown: choose from vit; did you mean 'vit'?",
+        "claims.a.same_batch.comparison = 'vti' is unknown: choose from vit, norm; did you mean 'vit'?",
     ),
     (
         {**SENTENCE, "same_batch": {**SIDES, "variant": "fp8-block"}},
@@ -131,6 +136,27 @@ MISTAKES: list[tuple[Any, str]] = [
     (
         {**SENTENCE, "graph_breaks": {"comparison": "vit", "variant": "fp8"}},
         "claims.a.graph_breaks names 'fp8', which is not compiled",
+    ),
+    *(
+        ({**CLAIM, key: value}, f"claims.a.{key} = {value!r} {said}")
+        for key in ("claim", "source")
+        for value, said in (("", "is empty: it needs a word."), (" \t", "is blank: it needs a word."))
+    ),
+    ({**SENTENCE, "same_batch": {**SIDES, "case": ""}}, "claims.a.same_batch.case = '' is empty: it needs a word."),
+    *(
+        (
+            {**CLAIM, key: {**CLAIM[key], "case": "64x64x64"}},
+            f"claims.a.{key}.case = '64x64x64' is of no use: only operators have shapes, and vit is training.",
+        )
+        for key in ("article", "same_batch", "both_compiled")
+    ),
+    (
+        {**SENTENCE, "ratio": 2, "fits": {"comparison": "norm", "variants": "torch", "over": "rms"}},
+        "claims.a.fits asks for batch of norm, whose workload norm is an operator: name training.",
+    ),
+    (
+        {**SENTENCE, "graph_breaks": {"comparison": "norm", "variant": "torch"}},
+        "claims.a.graph_breaks asks for graph breaks of norm, whose workload norm is an operator: name training.",
     ),
 ]
 

@@ -110,6 +110,31 @@ def test_a_run_hangs_on_its_own_recipes_and_not_on_other_ones() -> None:
     assert not {"halfstep.recipes.precision.fp16", "halfstep.workloads.vit"} & set(eager)
 
 
+@pytest.mark.parametrize(
+    ("module", "precisions"),
+    [
+        ("halfstep.fp8.linear", {"native_delayed", "native_delayed_no_init"}),
+        ("halfstep.recipes.precision.native_delayed", {"native_delayed", "native_delayed_no_init"}),
+        (
+            "halfstep.recipes.precision.te_linears",
+            {"te_linears_delayed", "te_linears_current", "te_linears_block", "te_layers_delayed"},
+        ),
+        (
+            "halfstep.recipes.precision.torchao",
+            {"torchao_tensorwise", "torchao_rowwise", "torchao_rowwise_with_gw_hp"},
+        ),
+    ],
+)
+def test_an_fp8_recipe_is_code_of_the_variants_that_use_it_and_of_no_others(module: str, precisions: set[str]) -> None:
+    """Whether or not this machine can do them."""
+    found = {
+        name
+        for name, reference in PRECISIONS.items()
+        if module in closure(run_modules([TRAINING, reference, WORKLOADS["lm"]]))
+    }
+    assert found == precisions
+
+
 def test_an_operator_hangs_on_no_training_loop_and_training_on_no_operator() -> None:
     product = closure(run_modules([OPERATOR, OPERATORS["gemm"].reference, GEMMS["bf16"]]))
     assert {CHILD, "halfstep.measure.benchmark", "halfstep.workloads.gemm", "halfstep.recipes.gemms"} <= set(product)

@@ -61,6 +61,14 @@ MISTAKES = [
     ),
     ("comparisons.c.variants.a/b", {}, "the name 'a/b' in comparisons.c.variants is not a valid name"),
     ("comparisons.c.variants.-a", {}, "the name '-a' in comparisons.c.variants is not a valid name"),
+    *(
+        (
+            f"comparisons.{name}",
+            MINIMAL["comparisons"]["c"],
+            f"the name {name!r} in comparisons is not a valid name: its end",
+        )
+        for name in (20 * "g", "a" + 20 * "bc")
+    ),
     ("comparisons.c.variants", {}, "comparisons.c.variants is empty: it needs at least one entry."),
     ("comparisons.c.baseline", ..., "the key comparisons.c.baseline is missing."),
     ("comparisons.c.baseline", "aa", "comparisons.c names the baseline 'aa', which is not one of its variants: choose"),
@@ -76,6 +84,8 @@ MISTAKES = [
     ("seed", -1, "seed = -1 should be at least 0."),
     ("window.min_steps", 1, "window.min_steps = 1 should be at least 2."),
     ("window.min_secs", 3, "the key window.min_secs is unknown: choose from warmup_steps, min_steps, min_seconds; did"),
+    ("title", "", "title = '' is empty: it needs a word."),
+    ("comparisons.c.title", " ", "comparisons.c.title = ' ' is blank: it needs a word."),
     ("defaults", 5, "defaults = 5 should hold keys with values."),
     ("defaults.precision", "bf61", f"precision = 'bf61' is unknown: {PRECISIONS}; did you mean 'bf16'?"),
 ]
@@ -178,6 +188,26 @@ def test_defaults_that_mean_nothing_to_an_operator_change_none_of_its_runs() -> 
     elsewhere = {"batch": 32, "optimizer": "adamw_fused", "precision": "bf16"}
     assert runs(defaults=elsewhere, window={"min_steps": 50}) == runs()
     assert runs(defaults={**elsewhere, "norm": "rmsnorm"}) != runs()
+    assert runs(defaults={"compile": "blocks"}) == runs(defaults={"compile": "graphs"}) == runs()
+    assert runs(defaults={"compile": "model"}) != runs()
+
+
+def test_a_name_may_repeat_itself_as_often_as_snakemake_lets_it() -> None:
+    assert 19 * "g" in validate(changed(f"comparisons.{19 * 'g'}", MINIMAL["comparisons"]["c"])).comparisons
+
+
+@pytest.mark.parametrize("titles", [("Same", "Same"), ("Same", " Same\n"), (None, "c"), ("d", None)])
+def test_headings_by_which_two_comparisons_could_not_be_told_apart(titles: tuple[str | None, str | None]) -> None:
+    comparisons = {
+        name: {**MINIMAL["comparisons"]["c"], "title": title} for name, title in zip("cd", titles, strict=True)
+    }
+    with pytest.raises(StudyError) as caught:
+        validate({"comparisons": comparisons})
+    heading = " ".join((titles[0] or titles[1] or "").split())
+    assert str(caught.value) == (
+        f"config.yaml: comparisons.d and comparisons.c have the same heading {heading!r} in the report: "
+        "give one another title."
+    )
 
 
 def test_a_study_with_operators_is_read_again_as_it_was_written() -> None:
@@ -212,6 +242,8 @@ def test_the_schema_is_valid_and_accepts_the_shipped_study() -> None:
         ("comparisons.a b", MINIMAL["comparisons"]["c"]),
         ("defaults.optimizr", "adam_fused"),
         ("window.min_steps", 0),
+        ("title", ""),
+        ("comparisons.c.title", ""),
     ],
 )
 def test_the_schema_refuses_what_the_study_refuses(path: str, value: Any) -> None:

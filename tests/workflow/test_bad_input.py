@@ -16,6 +16,8 @@ Config = dict[str, Any]
 SNAKEMAKE = ("snakemake", "--cores", "1")
 HALFSTEP = ("python3", "-m", "halfstep")
 BF16 = ("comparisons", "lm", "variants", "bf16")
+SIDES = {"comparison": "lm", "variant": "bf16", "over": "fp32"}
+CLAIM = {"claim": "bf16 is faster", "source": "a paper", "same_batch": SIDES}
 
 
 def put(value: Any, *keys: str) -> Callable[[Config], Config]:
@@ -75,6 +77,45 @@ CONFIGS: dict[str, tuple[Callable[[Config], Config], tuple[str, ...]]] = {
     "variants as a list": (
         put(["fp32", "bf16"], "comparisons", "lm", "variants"),
         ("comparisons.lm.variants should hold keys",),
+    ),
+    "claim about no comparison": (
+        put({**CLAIM, "same_batch": {**SIDES, "comparison": "lmm"}}, "claims", "a"),
+        ("claims.a.same_batch.comparison = 'lmm' is unknown", "did you mean 'lm'?"),
+    ),
+    "claim about a variant and itself": (
+        put({**CLAIM, "same_batch": {**SIDES, "over": "bf16"}}, "claims", "a"),
+        ("claims.a.same_batch names 'bf16' twice",),
+    ),
+    "claim about the shape of a training step": (
+        put({**CLAIM, "same_batch": {**SIDES, "case": "64x64x64"}}, "claims", "a"),
+        ("claims.a.same_batch.case = '64x64x64'", "only operators have shapes"),
+    ),
+    "blank source": (put({**CLAIM, "source": " "}, "claims", "a"), ("claims.a.source = ' ' is blank",)),
+    "one heading twice": (put("vit", "comparisons", "lm", "title"), ("comparisons.vit and comparisons.lm", "'vit'")),
+    "default weights that no fp32 takes": (
+        lambda config: {
+            **config,
+            "defaults": {"weights": "bf16"},
+            "comparisons": {"lm": {"workload": "lm", "baseline": "fp32", "variants": {"fp32": {}}}},
+        },
+        ("comparisons.lm.variants.fp32 has weights: bf16 with precision: fp32",),
+    ),
+    "product of a training step": (put("te", *BF16, "gemm"), ("variants.bf16.gemm", "does not know")),
+    "article's protocol for an operator": (
+        put(
+            {"workload": "dtypes", "baseline": "a", "variants": {"a": {}}, "protocol": "article"},
+            "comparisons",
+            "types",
+        ),
+        ("comparisons.types sets protocol = 'article'", "operator"),
+    ),
+    "nothing left for a smoke run": (
+        lambda config: {
+            **config,
+            "scale": "smoke",
+            "comparisons": {name: {**found, "smoke": False} for name, found in config["comparisons"].items()},
+        },
+        ("a smoke run has nothing to do",),
     ),
     "slash in a variant's name": (
         put({}, "comparisons", "lm", "variants", "bf16/blocks"),

@@ -131,6 +131,10 @@ MEASURED_AGAIN: dict[str, tuple[Edit, set[str]]] = {
     "a comparison removed": (study(lambda config: config["comparisons"].pop("lm")), set()),
     "another baseline": (study(lambda config: config["comparisons"]["lm"].update(baseline="bf16")), set()),
     "a claim added": (study(lambda config: config.update(claims={"a": CLAIM})), set()),
+    "a comparison that smoke runs leave out": (
+        study(lambda config: config["comparisons"]["lm"].update(smoke=False)),
+        set(),
+    ),
     "another title": (study(lambda config: config.update(title="Other words")), set()),
     "one more replicate": (
         study(lambda config: config["comparisons"]["lm"].update(replicates=3)),

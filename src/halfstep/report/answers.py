@@ -8,7 +8,7 @@ from halfstep.report import wording
 from halfstep.report.results import ComparisonResult, Results, VariantResult
 from halfstep.report.statistics import Ranking
 from halfstep.report.wording import code, digits, percent
-from halfstep.study import SMOKE_REPLICATES
+from halfstep.runs import run_keys
 
 HOST_BOUND = 0.1  # from this share of idle time on, an answer may be the host's
 
@@ -19,7 +19,7 @@ def first_line(results: Results) -> str:
         return f"No run of this study has left a usable record for {results.scope.name}: there is nothing to read here."
     if results.scope.scale == "smoke":
         return (
-            f"Smoke run on {_device(results)}: tiny models, {SMOKE_REPLICATES} replicates; these figures test the "
+            f"Smoke run on {_device(results)}: tiny models, {replicates(results)}; these figures test the "
             "pipeline and say nothing about precision or kernels."
         )
     images = Counter(str(record.get("image") or "host") for record in results.records)
@@ -44,8 +44,10 @@ def clocked(results: Results) -> str:
 
 def replicates(results: Results) -> str:
     """How many replicates the study asks for, over all comparisons."""
-    asked = {entry.replicates or results.study.replicates for entry in results.study.comparisons.values()}
-    counts = [SMOKE_REPLICATES] if results.scope.scale == "smoke" else sorted(asked)
+    asked: dict[str, set[int]] = {}
+    for comparison, _, replicate in run_keys(results.study, results.scope):
+        asked.setdefault(comparison, set()).add(replicate)
+    counts = sorted({len(numbers) for numbers in asked.values()})
     return f"{counts[0]} to {counts[-1]} replicates" if len(counts) > 1 else wording.count(counts[0], "replicate")
 
 

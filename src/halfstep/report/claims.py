@@ -70,7 +70,7 @@ def claim_rows(study: Study, runs: Runs, kernels: Sequence[Row], *, smoke: bool)
         row["expected"] = _expected(claim)
         compared = {protocol: _compare(versus, runs) for protocol, versus in claim.versus.items()}
         for protocol, found in compared.items():
-            row |= _columns(protocol, claim.versus[protocol], found)
+            row |= _columns(protocol, claim.versus[protocol], found, _least(claim, found))
         if claim.fits:
             row["verdict"], row["why"] = _fits(claim.fits, claim.ratio or 1, runs)
         elif claim.graph_breaks:
@@ -101,13 +101,13 @@ def _compare(versus: Versus, runs: Runs) -> list[Compared]:
     return found
 
 
-def _least(found: Sequence[Compared]) -> Compared:
-    """The one that the claim hangs on: without a ratio, else of the least ratio."""
-    return min(found, key=lambda one: one.ratio.value if one.ratio.value is not None else -1.0)
+def _least(claim: Claim, found: Sequence[Compared]) -> Compared:
+    """The one that the claim hangs on: one that refutes it, else one without a ratio, else of the least ratio."""
+    refuting = [one for one in found if one.ratio.below_one and claim.kind != "question"]
+    return min(refuting or found, key=lambda one: one.ratio.value if one.ratio.value is not None else -1.0)
 
 
-def _columns(protocol: str, versus: Versus, found: Sequence[Compared]) -> Row:
-    least = _least(found)
+def _columns(protocol: str, versus: Versus, found: Sequence[Compared], least: Compared) -> Row:
     rival = least.rival[0]["variant"] if least.rival else versus.over[0]
     others = f", the closest of {len(versus.over)}" if len(versus.over) > 1 else ""
     shapes = len({one.case for one in found})
@@ -126,7 +126,7 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
     """The verdict, and one sentence of why."""
     ratios = [one.ratio for one in found]
     verdict = answer(ratios) if claim.kind == "question" else judge(ratios, claim.ratio)
-    least = _least(found)
+    least = _least(claim, found)
     if least.ratio.value is None:
         return verdict, _no_ratio(least)
     ours, theirs = (_ok(side) for side in (least.variant, least.rival))
@@ -166,7 +166,8 @@ def _failed(rows: Sequence[Row]) -> str:
     """What became of a variant without an ok run."""
     reason = rows[0]["reason"].rstrip(".")
     shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
-    return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}."
+    end = "" if shown.endswith("…") else "."
+    return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}{end}"
 
 
 def _fits(fits: Fits, expected: float, runs: Runs) -> tuple[str, str]:
@@ -184,7 +185,10 @@ def _batches(variants: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Batch
         rows = next(iter(cases.values()))
         statuses = {row["status"] for row in rows}
         fitted = True if statuses & {"ok", "disturbed"} else False if "out_of_memory" in statuses else None
-        found.setdefault(rows[0]["precision"], {})[int(rows[0]["batch"])] = fitted
+        batches, batch = found.setdefault(rows[0]["precision"], {}), int(rows[0]["batch"])
+        # where variants of one precision and batch differ, in compilation for instance, the best of them counts
+        known = (batches.get(batch, fitted), fitted)
+        batches[batch] = True if True in known else None if None in known else False
     return {precision: Batches(fitted) for precision, fitted in found.items()}
 
 

@@ -190,6 +190,8 @@ def _differences(found: Any, run: Run) -> str:
     if not isinstance(found, dict):
         return "the record does not say which"
     keys = [name for name in asked if found.get(name) != asked[name]]
+    if len(keys) > 1:  # the modules follow from the settings
+        keys = [name for name in keys if name != "modules"]
     return "; ".join(f"{name} was {found.get(name)}, now {asked[name]}" for name in keys) or "its hash is another"
 
 

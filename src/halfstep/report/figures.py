@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 
 from halfstep.records import STEPS_COLUMNS, read_csv, write_json
 from halfstep.report import captions, charts, style
-from halfstep.report.operator_figures import OPERATOR_KIND, TITLES, Drawn, operator_figure
+from halfstep.report.operator_figures import OPERATOR_KIND, Drawn, operator_figure, operator_title
 from halfstep.report.results import ComparisonResult, Results, load, run_folder
 
 KINDS = {
@@ -35,7 +35,7 @@ def plot(scope_dir: Path) -> None:
         for kind, title in KINDS.items()
     ]
     made += [
-        (operator.name, OPERATOR_KIND, TITLES[operator.workload], operator_figure(operator, results.machine))
+        (operator.name, OPERATOR_KIND, operator_title(operator), operator_figure(operator, results.machine))
         for operator in results.operators
     ]
     for comparison_name, kind, title, drawn in made:

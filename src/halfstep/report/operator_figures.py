@@ -19,14 +19,22 @@ TITLES = {
     "optimizer_step": "Time of a step",
     "norm": "Time and accuracy of the norms",
 }
+UNKNOWN_OPERATOR = "Time of the calls"
 Drawn = tuple[Callable[[], Figure], str]
+
+
+def operator_title(operator: OperatorResult) -> str:
+    return TITLES.get(operator.workload, UNKNOWN_OPERATOR)
 
 
 def operator_figure(operator: OperatorResult, machine: str) -> Drawn | str:
     """How to draw it and its caption, or why there is nothing to draw."""
     if not operator.measured:
         return "No variant was measured."
-    drawn = {"dtypes": _dtypes, "gemm": _gemm, "optimizer_step": _optimizer_step, "norm": _norm}[operator.workload]
+    charts = {"dtypes": _dtypes, "gemm": _gemm, "optimizer_step": _optimizer_step, "norm": _norm}
+    drawn = charts.get(operator.workload)
+    if drawn is None:
+        return f"The operator `{operator.workload}` has no chart of its own: its numbers are in the table."
     draw, caption = drawn(operator)
     absent = [f"`{found.name}` ({wording.status(found.row['status'])})" for found in operator.without_cases]
     without = f" Without a number: {wording.join(absent)}." if absent else ""

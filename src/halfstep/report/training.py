@@ -70,12 +70,18 @@ def _n(speedup: Ratio | None) -> str:
 
 
 def ratio_notes(comparison: ComparisonResult) -> list[str]:
-    """Why a measured variant has no ratio, no interval or no pairs."""
+    """Why a measured variant has no ratio, no interval or no pairs, and what gives it one."""
     return [
-        f"`{variant.name}`: {variant.speedup.reason}."
+        f"`{variant.name}`: {variant.speedup.reason}. {_remedy(comparison, variant, variant.speedup)}"
         for variant in comparison.measured
         if variant.speedup and variant.speedup.reason
     ]
+
+
+def _remedy(comparison: ComparisonResult, variant: VariantResult, speedup: Ratio) -> str:
+    if speedup.method == "single" and int(variant.row["replicates"]) < 2:
+        return "It takes `replicates: 2` or more."
+    return f"`make remeasure COMPARISON={comparison.name}` measures both sides in one sitting."
 
 
 def settings(results: Results, comparison: ComparisonResult) -> str:

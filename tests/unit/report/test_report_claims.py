@@ -18,7 +18,7 @@ from halfstep.report.collect import collect
 from halfstep.report.figures import plot
 from halfstep.report.markdown import write_report
 from halfstep.report.results import load
-from halfstep.study import validate
+from halfstep.study import Study, validate
 
 VIT = {"samples": 32, "unit": "images", "tflop": 32.0, "peak": 989.0}
 BEHAVIOUR = {
@@ -160,6 +160,17 @@ def test_one_replicate_is_not_decided(tmp_path, scopes):
     assert row["same_batch"]
 
 
+@pytest.mark.parametrize("folder", ["h200", "cpu-smoke"])
+def test_one_replicate_is_said_with_what_helps(tmp_path, scopes, folder, unsaved):
+    scopes.make(tmp_path / folder, {**CONFIG, "replicates": 1}, BEHAVIOUR)
+    plot(tmp_path / folder)
+    write_report(tmp_path / folder)
+    text = (tmp_path / folder / "report.md").read_text()
+    assert "1 replicate" in text.splitlines()[0]
+    assert "- `fp8`: one pair of replicates: no interval. It takes `replicates: 2` or more." in text
+    assert "make remeasure COMPARISON=" not in text
+
+
 def test_a_smoke_run_judges_no_claim(tmp_path, scopes, unsaved):
     scopes.make(tmp_path / "cpu-smoke", CONFIG, BEHAVIOUR)
     rows = table(tmp_path / "cpu-smoke")
@@ -263,6 +274,15 @@ def operator_rows(variant: str, times: dict[str, float], status: str = "ok") -> 
     }  # fmt: skip
 
 
+def products(**sides: object) -> Study:
+    """A study whose one claim is a question about shapes."""
+    variants = {"bf16-blocks": {}, "fp8": {"gemm": "te"}}
+    claim = copy.deepcopy(CONFIG["claims"]["q"])
+    claim["same_batch"] |= sides
+    fair = {"workload": "gemm", "baseline": "bf16-blocks", "variants": variants}
+    return validate({"comparisons": {"fair": fair}, "claims": {"q": claim}})
+
+
 @pytest.mark.parametrize(
     ("ours", "case", "verdict", "sides"),
     [
@@ -283,12 +303,9 @@ def operator_rows(variant: str, times: dict[str, float], status: str = "ok") -> 
     ],
 )
 def test_a_claim_over_shapes(ours, case, verdict, sides):
-    config = copy.deepcopy(CONFIG)
-    config["claims"] = {"q": config["claims"]["q"]}
-    config["claims"]["q"]["same_batch"] |= {"case": case}
     theirs = operator_rows("bf16-blocks", {"small": 2.0, "large": 9.0})
     runs = {("fair", "fp8"): operator_rows("fp8", ours), ("fair", "bf16-blocks"): theirs}
-    (row,) = claim_rows(validate(config), runs, [], smoke=False)
+    (row,) = claim_rows(products(case=case), runs, [], smoke=False)
     assert (row["verdict"], row["same_batch_sides"]) == (verdict, sides)
     if verdict == "depends":
         assert row["why"] == (
@@ -299,11 +316,39 @@ def test_a_claim_over_shapes(ours, case, verdict, sides):
 
 
 def test_a_variant_that_failed_has_no_shapes_of_its_own():
-    config = copy.deepcopy(CONFIG)
-    config["claims"] = {"q": config["claims"]["q"]}
     runs = {
         ("fair", "fp8"): operator_rows("fp8", {"": 1.0}, "unsupported"),
         ("fair", "bf16-blocks"): operator_rows("bf16-blocks", {"small": 2.0, "large": 9.0}),
     }
-    (row,) = claim_rows(validate(config), runs, [], smoke=False)
+    (row,) = claim_rows(products(), runs, [], smoke=False)
     assert (row["verdict"], row["why"]) == ("not measurable here", "`fp8` is unsupported: no kernel.")
+
+
+@pytest.mark.parametrize(("order", "verdict"), [(True, "does not hold here"), (False, "not measurable here")])
+def test_a_refuted_claim_shows_the_ratio_that_refutes_it(tmp_path, scopes, order, verdict):
+    """Though another of the rivals could not be measured."""
+    config = copy.deepcopy(CONFIG)
+    versus = sides("fair", "fp8", ["torchao", "bf16-blocks"])
+    config["claims"] = {"d": {"claim": "x", "source": "z", "order": order, "same_batch": versus}}
+    scopes.make(tmp_path / "h200", config, BEHAVIOUR)
+    row = table(tmp_path / "h200")["d"]
+    assert row["verdict"] == verdict
+    assert row["why"].startswith("From `bf16-blocks` to `fp8`" if order else "`torchao` is unsupported: ")
+    assert bool(row["same_batch"]) == order
+
+
+def test_a_batch_fits_if_it_does_in_one_of_the_variants(tmp_path, scopes):
+    config = copy.deepcopy(CONFIG)
+    twin = {"precision": "te_linears_delayed", "compile": "blocks", "batch": 32, "memory_cap_gib": 22}
+    config["comparisons"]["cap"]["variants"]["cap-fp8-32-blocks"] = twin
+    config["claims"] = {"g": config["claims"]["g"]}
+    config["claims"]["g"]["fits"]["variants"].append("cap-fp8-32-blocks")
+    without_memory = {"status": "out_of_memory", "reason": "OutOfMemoryError"}
+    for name, (one, other) in {
+        "one": ("cap-fp8-32", "cap-fp8-32-blocks"),
+        "other": ("cap-fp8-32-blocks", "cap-fp8-32"),
+    }.items():
+        scopes.make(tmp_path / name / "h200", config, BEHAVIOUR | {one: VIT | {"ms": 90.0}, other: without_memory})
+        row = table(tmp_path / name / "h200")["g"]
+        assert row["verdict"] == "holds here"
+        assert "`te_linears_delayed` fits batch 32 of 16 and 32" in row["why"]

@@ -207,6 +207,14 @@ def test_a_changed_study_says_what_changed(h200, scopes):
     assert {row["status"] for row in rows(h200, "runs", "whole")} == {"ok"}
 
 
+def test_another_recipe_is_said_by_its_name_alone(h200, scopes):
+    config = json.loads(json.dumps(scopes.config))
+    config["comparisons"]["vit-b128"]["variants"]["blocks"]["norm"] = "rmsnorm"
+    collect(h200, validate(config))
+    reasons = {row["reason"] for row in rows(h200, "runs", "blocks")}
+    assert reasons == {"made by another configuration: norm was layernorm, now rmsnorm"}
+
+
 def test_code_counts_only_where_it_is_given(h200, study):
     codes = dict.fromkeys(run_keys(study, Scope.parse("h200")), "c0de")
     collect(h200, study, {**codes, KEY: "new"})

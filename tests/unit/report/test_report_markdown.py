@@ -117,7 +117,7 @@ def test_a_hostile_reason_breaks_nothing(tmp_path, scopes, unsaved):
     config["title"] = HOSTILE
     config["comparisons"]["lm"]["title"] = HOSTILE
     config["comparisons"]["lm"]["variants"]["lm-bf16"] = config["comparisons"]["lm"]["variants"].pop("lm-fp16")
-    worst = "a__b--c.._" + "x" * 80
+    worst = "a__b--c.._" + "x" * 79 + "y"
     config["comparisons"]["lm"]["variants"][worst] = {"precision": "bf16"}
     behaviour = {
         **scopes.behaviour,

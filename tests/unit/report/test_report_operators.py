@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,18 @@ def test_every_operator_has_its_figure_and_a_caption_with_its_numbers(scope: Pat
     assert captions["optimizer-step"].endswith("Without a number: `te` (unsupported).")
     assert "0.24 % in bfloat16, 3.8 % in float8_e4m3fn and 6.2 % in float8_e5m2" in captions["dtypes"]
     assert "`liger` (0.1" in captions["layernorm"]
+
+
+@pytest.mark.usefixtures("unsaved")
+def test_an_operator_of_ones_own_goes_without_a_figure(scope: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a line in the registry and a file, and no code of the report."""
+    results = load(scope)
+    operators = [replace(found, workload="mine") for found in results.operators if found.name == "layernorm"]
+    monkeypatch.setattr("halfstep.report.figures.load", lambda folder: replace(results, operators=operators))
+    plot(scope)
+    figure = json.loads((scope / "figures" / "captions.json").read_text())["layernorm"]["cases"]
+    assert (figure["file"], figure["title"]) == (None, "Time of the calls")
+    assert figure["caption"] == "The operator `mine` has no chart of its own: its numbers are in the table."
 
 
 def test_the_same_data_give_the_same_figures(scope: Path) -> None:
