@@ -19,7 +19,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter"),
     (
         "copy",
-        r"^Memcpy|^Memset|multi_tensor_apply.*(Copy|Zero)Functor|roll_cuda|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|impl_nocast<.*direct_copy",
+        r"^Memcpy|^Memset|multi_tensor_apply.*(Copy|Zero)Functor|roll_cuda|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|"
+        r"impl_nocast<.*direct_copy",
     ),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam|FusedOptimizer"),
     ("attention", r"flash|fmha|sdpa|attention|fused_attn|cudnn::fusion::(compute_dot_do_o|convert_dq)"),
@@ -33,7 +34,8 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "pointwise",
         r"elementwise|vectorized|unrolled|reduce_kernel|softmax|nll_loss|gelu|embedding|index|gather|scatter|"
-        r"fill|distribution|arange|cunn_|SoftMax|catArray|radix|sort|scan|compute_(grad|num)|krn_partial|sum_and_scatter|reduce_dbias",
+        r"fill|distribution|arange|cunn_|SoftMax|catArray|radix|sort|scan|compute_(grad|num)|krn_partial|"
+        r"sum_and_scatter|reduce_dbias",
     ),
 )
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in PATTERNS)
