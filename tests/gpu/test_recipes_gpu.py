@@ -149,7 +149,7 @@ def test_without_a_right_first_step_fp8_learns_all_the_same(precision: str) -> N
 
 
 def test_transformer_engines_delayed_scaling_begins_like_the_articles() -> None:
-    """Both cast the first step with the scale 1, so the one's loss is the other's, as close as FP8 has to be to fp32."""
+    """Both cast the first step with the scale 1, so their losses agree as closely as FP8 has to follow fp32."""
     theirs, ours = train("lm", precision="te_linears_delayed"), train("lm", precision="native_delayed_no_init")
     assert theirs.mean_loss == pytest.approx(ours.mean_loss, rel=LOSS_TOLERANCE["fp8"])
 
