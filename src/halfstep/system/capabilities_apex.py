@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 STEPS = 5
+# of what the steps change, relative: fp32 is nearly exact, and fp16 must show that it rounded
+AMP_ERRORS = {"O0": (0.0, 1e-4), "O1": (1e-5, 2e-2), "O2": (1e-5, 2e-2)}
 
 
 def fused_adam() -> str:
@@ -41,10 +43,10 @@ def amp() -> str:
 
     apex_amp = load_apex_amp()
     load("amp_C")  # without it apex.amp falls back to Python
-    exact = _train(torch.float64, lambda model, optimizer: (model, optimizer, lambda loss: loss.backward()))
+    exact = weights_change(torch.float64, plain_training)
     # O1 goes last, since it patches torch
     errors = {level: _amp_error(apex_amp, level, exact) for level in ("O0", "O2", "O1")}
-    need_between(errors, {"O0": (0.0, 1e-4), "O1": (1e-5, 2e-2), "O2": (1e-5, 2e-2)})
+    need_between(errors, AMP_ERRORS)
     return f"training steps, relative errors {percent(errors)}"
 
 
@@ -60,21 +62,28 @@ def _norm(name: str, kernel: str) -> str:
     return prove_norm(lambda width, eps: fused(width, eps=eps).cuda(), kernel)
 
 
-def _train(dtype: torch.dtype, wrap: Wrap) -> torch.Tensor:
-    """What a few steps of SGD change in a linear's weights, always from the same start on the same data."""
+def weights_change(dtype: torch.dtype, wrap: Wrap, device: str = "cuda") -> torch.Tensor:
+    """What a few steps of SGD change in a linear's weights, in float64; always from the same start on the same data."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    inputs, targets = torch.randn(2, 64, 256, device="cuda").to(dtype)
-    model = nn.Linear(256, 256, bias=False).to("cuda", dtype)
-    start = model.weight.detach().double()
+    inputs, targets = torch.randn(2, 64, 256, device=device).to(dtype)
+    model = nn.Linear(256, 256, bias=False).to(device, dtype)
+    start = model.weight.detach().double().clone()  # `double` alone would hand out float64 weights themselves
     model, optimizer, backward = wrap(model, torch.optim.SGD(model.parameters(), lr=10.0))
     for _ in range(STEPS):
         optimizer.zero_grad()
         backward((model(inputs).to(dtype) - targets).square().mean())
         optimizer.step()
     return model.weight.detach().double() - start
+
+
+def plain_training(
+    model: nn.Linear, optimizer: torch.optim.Optimizer
+) -> tuple[nn.Linear, torch.optim.Optimizer, Backward]:
+    """Nothing wrapped, for `weights_change`."""
+    return model, optimizer, lambda loss: loss.backward()
 
 
 def _amp_error(apex_amp: Any, level: str, exact: torch.Tensor) -> float:
@@ -106,7 +115,7 @@ def _amp_error(apex_amp: Any, level: str, exact: torch.Tensor) -> float:
 
         return model, optimizer, backward
 
-    return relative_error(_train(torch.float32, wrap), exact)
+    return relative_error(weights_change(torch.float32, wrap), exact)
 
 
 PROBES = {

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from halfstep.system import checks
+from halfstep.system.capabilities_apex import AMP_ERRORS, plain_training, weights_change
 from halfstep.system.capabilities_te import _layer_in_torch
 from halfstep.system.checks import BF16, EXACT, FP8, SIZE, adamw_error, linear_errors, need_between, norm_errors
 from halfstep.system.probing import Broken, Missing
@@ -158,3 +159,43 @@ def test_the_reference_of_a_whole_layer_is_torchs_own_layer():
     layer_like = type("Layer", (), {"named_parameters": lambda self: layer.items()})()
     inputs = torch.randn(2, 16, width)
     torch.testing.assert_close(_layer_in_torch(layer_like, inputs, heads), torchs(inputs))
+
+
+def in_half(model, optimizer):
+    """As apex.amp's O2 trains: the model in fp16, its masters in fp32, the loss scaled by 128."""
+    half = nn.Linear(*reversed(model.weight.shape), bias=False).half()
+
+    def copy_in(*_):
+        with torch.no_grad():
+            half.weight.copy_(model.weight)
+
+    def backward(loss):
+        (loss * 128).backward()
+        model.weight.grad = half.weight.grad.float() / 128
+        half.weight.grad = None
+
+    copy_in()
+    optimizer.register_step_post_hook(copy_in)
+    model.forward = lambda inputs: half(inputs.half()).float()
+    return model, optimizer, backward
+
+
+def test_amps_probe_takes_fp32_for_o0_and_fp16_for_o2_and_neither_for_the_other():
+    exact = weights_change(torch.float64, plain_training, "cpu")
+    fp32 = checks.relative_error(weights_change(torch.float32, plain_training, "cpu"), exact)
+    fp16 = checks.relative_error(weights_change(torch.float32, in_half, "cpu"), exact)
+    need_between({"O0": fp32, "O2": fp16}, AMP_ERRORS)
+    for swapped in {"O2": fp32}, {"O0": fp16}:
+        with pytest.raises(Broken):
+            need_between(swapped, AMP_ERRORS)
+
+
+def test_amps_probe_rejects_steps_that_change_nothing():
+    def stuck(model, optimizer):
+        return model, torch.optim.SGD(model.parameters(), lr=0.0), lambda loss: loss.backward()
+
+    still = weights_change(torch.float64, stuck, "cpu")
+    assert still.norm() == 0
+    exact = weights_change(torch.float64, plain_training, "cpu")
+    with pytest.raises(Broken):
+        need_between({"O0": checks.relative_error(still, exact)}, AMP_ERRORS)
