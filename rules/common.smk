@@ -68,6 +68,8 @@ envvars:
 
 
 OUT = f"results/{SCOPE.name}"
+FULL = SCOPE.scale == "full"
+GPUS = 0 if SCOPE.device == "cpu" else 1
 FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
 RUNS = run_keys(STUDY, SCOPE)
 RANK = {key: len(RUNS) - place for place, key in enumerate(RUNS)}

@@ -10,6 +10,12 @@ rule measure_variant:
     wildcard_constraints:
         n=r"\d+",
     priority: lambda w: RANK[key_of(w)]
+    # what a scheduler is asked for; minutes and memory are generous, and say nothing about the run itself
+    resources:
+        gpu=GPUS,
+        cpus_per_task=8 if FULL else 2,
+        mem_mb=32000 if FULL else 4000,
+        runtime=5 if FULL else 2,
     params:
         run=lambda w: resolved(w).canonical(),
         code=lambda w: run_fingerprint(resolved(w).modules.values()),

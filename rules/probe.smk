@@ -4,6 +4,11 @@ rule probe_system:
         f"{OUT}/system/doctor.json",
     log:
         f"{OUT}/logs/probe_system.log",
+    resources:
+        gpu=GPUS,
+        cpus_per_task=8 if FULL else 2,
+        mem_mb=32000 if FULL else 4000,
+        runtime=30,
     params:
         code=fingerprint(["halfstep.system.doctor", "halfstep.system.probes"]),
     shell:
