@@ -29,7 +29,7 @@ setup: .venv/.train
 	@:
 
 test: .venv/.dev
-	@$(in_venv) $(bin)/python -m pytest -m "not gpu" $(ARGS)
+	@$(in_venv) $(bin)/python -m pytest -m "not gpu and not slurm" $(ARGS)
 
 lint: .venv/.dev
 	$(bin)/ruff check

@@ -198,8 +198,11 @@ class Tree:
         return found
 
     @contextmanager
-    def started(self, *arguments: str, until: str, **environment: str) -> Iterator[Call]:
-        """Snakemake in a session of its own, as from a terminal, once its output holds `until`."""
+    def started(self, *arguments: str, until: str, nodes: bool = False, **environment: str) -> Iterator[Call]:
+        """Snakemake in a session of its own, as from a terminal, once a line of its output holds `until`.
+
+        With `nodes` its jobs are not below it.
+        """
         process = subprocess.Popen(
             ["snakemake", "--cores", "1", *arguments],
             cwd=self.root,
@@ -216,8 +219,9 @@ class Tree:
         watchdog = threading.Timer(LIMIT_S, call.kill)
         watchdog.start()
         try:
-            call.read_until(until)
-            call.note_family()
+            call.last_line = call.read_until(until)
+            if not nodes:
+                call.note_family()
             yield call
         finally:
             watchdog.cancel()
@@ -230,14 +234,15 @@ class Call:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.family: list[psutil.Process] = []
+        self.last_line = ""
 
-    def read_until(self, text: str) -> None:
+    def read_until(self, text: str) -> str:
         assert self.process.stdout is not None
         seen = []
         for line in self.process.stdout:
             seen.append(line)
             if text in line:
-                return
+                return line
         raise AssertionError(f"Snakemake ended before {text!r}:\n{''.join(seen)}")
 
     def note_family(self) -> None:
