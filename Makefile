@@ -1,6 +1,6 @@
 # make             set up .venv and run the study in config.yaml
 # make setup       set up .venv only (PYTHON=python3.12 picks the interpreter of a new one)
-# make test        the tests that need no GPU
+# make test        the tests that need no GPU and no container
 # make lint        formatting, lint and types
 # make lock        write the locks again (LOCK=--upgrade takes newer versions)
 # make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-b128, or both
@@ -29,7 +29,7 @@ setup: .venv/.train
 	@:
 
 test: .venv/.dev
-	@$(in_venv) $(bin)/python -m pytest -m "not gpu" $(ARGS)
+	@$(in_venv) $(bin)/python -m pytest -m "not gpu and not image" $(ARGS)
 
 lint: .venv/.dev
 	$(bin)/ruff check

@@ -21,7 +21,9 @@ NO_BASE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 IN_THE_STORE = "localhost/"  # what podman and buildah call an image that no registry has
-ELSE = "or name a published image in config.yaml (container: {image: docker://…@sha256:…}), or leave --use-singularity out"
+ELSE = (
+    "or name a published image in config.yaml (container: {image: docker://…@sha256:…}), or leave --use-singularity out"
+)
 
 
 def choose(builder: str) -> str:
@@ -87,9 +89,8 @@ def save(builder: str, image: str, target: str, archive: Path, log: Path) -> Non
         if not error.no_space:
             raise
         raise ImageError(
-            f"The disk is full: the image of the target {target} takes about {ARCHIVE_GIB[target]} GiB as an archive, and "
-            f"{free_gib(archive.parent):.1f} GiB are free in {archive.parents[1]}. Make room there, or let results/ be a "
-            "link to where there is."
+            f"The disk is full: the image of the target {target} takes about {ARCHIVE_GIB[target]} GiB as an archive, "
+            f"and {free_gib(archive.parent):.1f} GiB are free in {archive.parents[1]}. Make room there."
         ) from error
 
 
@@ -101,7 +102,9 @@ def _trouble(builder: str) -> str | None:
     if answer.returncode == 0:
         return None
     if "permission denied" in answer.stderr.lower():
-        return "docker's daemon does not let this user in: join the group docker (usermod -aG docker USER, and log in again)"
+        return (
+            "docker's daemon does not let this user in: join the group docker (usermod -aG docker USER, log in again)"
+        )
     said = [line.strip() for line in answer.stderr.splitlines() if line.strip()] or ["it says nothing"]
     return f"docker is installed, and its daemon does not answer ({said[0]}): start it (systemctl start docker)"
 
@@ -111,21 +114,23 @@ def _explained(error: CommandError, builder: str, target: str, base: str | None,
         store = _store(builder)
         return ImageError(
             f"The disk is full: building the target {target} takes up to {STORE_GIB[target]} GiB in {builder}'s store "
-            f"{store}, where {free_gib(store):.1f} GiB are free. Make room there ({builder} image prune removes what no "
-            "image needs), or move the store."
+            f"{store}, where {free_gib(store):.1f} GiB are free. Make room there ({builder} image prune removes images "
+            "without a name), or move the store."
         )
     named = f"The base image {base}" if base else f"The base image that {DOCKERFILE} names"
     if base and base.startswith(IN_THE_STORE) and IN_THE_STORE.rstrip("/") in (error.network or ""):
-        return ImageError(f"{named} is not in {builder}'s store: see `{builder} images`, and name another in BASE_IMAGE.")
+        return ImageError(
+            f"{named} is not in {builder}'s store: see `{builder} images`, and name another in BASE_IMAGE."
+        )
     if error.network:
         return ImageError(
-            f"The build needs the network, and it did not answer: {error.network}. Build where there is one (a cluster's "
-            "login node), through a proxy (http_proxy, https_proxy), or name a base image that can be reached here in "
-            f"container.build_args.BASE_IMAGE. The whole output is in {log}."
+            f"The build needs the network, and it did not answer: {error.network}. Build where there is one, such as a "
+            "cluster's login node, or through a proxy (http_proxy, https_proxy); a base image that can be reached here "
+            f"is named in container.build_args.BASE_IMAGE. The whole output is in {log}."
         )
     if NO_BASE.search(error.output):
         return ImageError(
-            f"{named} was not found: {str(error)} Name another in container.build_args.BASE_IMAGE, or log in to its "
+            f"{named} was not found: {error} Name another in container.build_args.BASE_IMAGE, or log in to its "
             f"registry ({builder} login)."
         )
     return error

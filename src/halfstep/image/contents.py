@@ -1,4 +1,6 @@
-"""Run inside the image by its own Python: prints as JSON what is in it. Nothing but the standard library, and no state."""
+"""Run inside the image by its own Python, with the standard library alone: prints as JSON what is in it."""
+
+from __future__ import annotations
 
 import importlib.metadata
 import json
@@ -9,20 +11,20 @@ import subprocess
 TOOLS = ("gcc", "g++", "nvcc", "ld")
 
 
-def said(*command):
+def said(*command: str) -> str:
     """What a command prints; nothing where there is no such command."""
     if shutil.which(command[0]) is None:
         return ""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def version(tool):
-    """The line that says it: nvcc's is its last but one, the others' their first."""
+def version(tool: str) -> str | None:
+    """The line that says it: nvcc's speaks of a release, the others' is their first."""
     lines = [line for line in said(tool, "--version").splitlines() if line.strip()]
     return next((line for line in lines if "release" in line), lines[0] if lines else None)
 
 
-def distributions():
+def distributions() -> tuple[dict[str, str], dict[str, str]]:
     """Python packages by name; the commit too where pip wrote down the repository that it built from (PEP 610)."""
     packages, commits = {}, {}
     for found in importlib.metadata.distributions():
@@ -34,7 +36,7 @@ def distributions():
     return packages, commits
 
 
-def cuda():
+def cuda() -> str | None:
     """The CUDA that torch was built with."""
     try:
         import torch

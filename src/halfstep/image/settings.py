@@ -30,7 +30,9 @@ class BuildArgs(Frozen):
     APEX_COMMIT: Text | None = Field(None, description="its commit that is built with C++ and CUDA extensions")
     APEX_AMP_COMMIT: Text | None = Field(None, description="its commit that `apex.amp` is taken from")
     CUDA_ARCHS: Text | None = Field(None, description="compute capabilities that kernels are compiled for: `8.9;9.0`")
-    BUILD_JOBS: PositiveInt | None = Field(None, description="compilers at once; as many as there are cores if left out")
+    BUILD_JOBS: PositiveInt | None = Field(
+        None, description="compilers at once; as many as there are cores if left out"
+    )
 
 
 class Container(Frozen):

@@ -23,9 +23,9 @@ def apptainer() -> str:
     found = on_path("apptainer", "singularity")
     if found is None:
         raise ImageError(
-            "--use-singularity runs the study in a container, and there is neither apptainer nor singularity on the PATH: "
-            "install one of them, load its module (module load apptainer), or leave the flag out, and everything runs on "
-            "the host."
+            "--use-singularity runs the study in a container, and neither apptainer nor singularity is on the PATH: "
+            "install one of them, load its module (module load apptainer), or leave the flag out, and everything runs "
+            "on the host."
         )
     return found
 
@@ -48,8 +48,8 @@ def convert(source: str, size_gib: float | None, sif: Path, log: Path) -> None:
             raise _full(UNPACKED * size_gib if size_gib else None, work, sif.parents[1]) from error
         if error.network:
             raise ImageError(
-                f"{source} could not be fetched, since the network did not answer: {error.network}. Fetch it where there "
-                "is one (a cluster's login node), or through a proxy (http_proxy, https_proxy)."
+                f"{source} could not be fetched, since the network did not answer: {error.network}. Fetch it where "
+                "there is one, such as a cluster's login node, or through a proxy (http_proxy, https_proxy)."
             ) from error
         if source.startswith("docker://"):
             raise ImageError(
