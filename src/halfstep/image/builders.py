@@ -14,6 +14,7 @@ DOCKERFILE = Path("docker/Dockerfile")
 # what the builder's store takes while it builds, and the image as an archive (GiB), both rounded up
 STORE_GIB = {"cpu": 8, "cuda": 40}
 ARCHIVE_GIB = {"cpu": 3, "cuda": 12}
+PRUNE = {"docker": "docker image prune", "podman": "podman image prune", "buildah": "buildah rmi --prune"}
 NO_BASE = re.compile(
     r"manifest unknown|manifest for \S+ not found|not found: manifest|pull access denied|repository does not exist"
     r"|requested access to the resource is denied|image not known|no such image|: not found$"
@@ -114,7 +115,7 @@ def _explained(error: CommandError, builder: str, target: str, base: str | None,
         store = _store(builder)
         return ImageError(
             f"The disk is full: building the target {target} takes up to {STORE_GIB[target]} GiB in {builder}'s store "
-            f"{store}, where {free_gib(store):.1f} GiB are free. Make room there ({builder} image prune removes images "
+            f"{store}, where {free_gib(store):.1f} GiB are free. Make room there (`{PRUNE[builder]}` removes images "
             "without a name), or move the store."
         )
     named = f"The base image {base}" if base else f"The base image that {DOCKERFILE} names"
