@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,13 @@ def default(argument: str) -> str:
 def pins(lock: str) -> dict[str, str]:
     """Package: version."""
     return dict(re.findall(r"^([\w.-]+)==(\S+)", LOCKS[lock].read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def extensions() -> set[str]:
+    """The extensions of Apex that the build's last step loads."""
+    scope: dict[str, Any] = {"__name__": "load_extensions"}
+    exec(LOAD_EXTENSIONS.read_text(encoding="utf-8"), scope)
+    return set(scope["APEX"])
 
 
 def test_what_is_fetched_is_pinned_by_its_content() -> None:
@@ -89,31 +97,27 @@ def test_the_build_sees_the_files_that_it_copies_and_no_others() -> None:
 def test_the_image_holds_what_the_code_looks_for() -> None:
     assert f"ENV {APEX_AMP_FOLDER}=/opt/apex-amp\n" in DOCKERFILE
     wanted = {probe.library for probe in PROBES.values()} - {"apex.amp"}
-    scope: dict[str, object] = {"__name__": "load_extensions"}
-    exec(LOAD_EXTENSIONS.read_text(encoding="utf-8"), scope)
-    assert wanted and wanted <= set(scope["APEX"])  # type: ignore[call-overload]
+    assert wanted and wanted <= extensions()
 
 
 VERSION = "2.20.2"
 C_MODULE = """
-#include <Python.h>
-static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", 0, -1, 0}};
-PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&module); }}
+static struct PyModuleDef {name} = {{PyModuleDef_HEAD_INIT, "{name}", 0, -1, 0}};
+PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&{name}); }}
 """
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a compiled module of each name that the image must hold; they do nothing."""
-    scope: dict[str, object] = {"__name__": "load_extensions"}
-    exec(LOAD_EXTENSIONS.read_text(encoding="utf-8"), scope)
     folder = tmp_path_factory.mktemp("compiled")
-    include, suffix = sysconfig.get_path("include"), sysconfig.get_config_var("EXT_SUFFIX")
-    for name in ("transformer_engine_torch", *scope["APEX"]):  # type: ignore[misc]
-        source = folder / f"{name}.c"
-        source.write_text(C_MODULE.format(name=name))
-        command = ["g++", "-x", "c", "-shared", "-fPIC", f"-I{include}", source, "-o", folder / f"{name}{suffix}"]
-        subprocess.run(command, check=True)
+    names = ["transformer_engine_torch", *extensions()]
+    source, library = folder / "modules.c", folder / "all"
+    source.write_text("#include <Python.h>\n" + "".join(C_MODULE.format(name=name) for name in names))
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", include, source, "-o", library], check=True)
+    for name in names:
+        (folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}").symlink_to(library)
     return folder
 
 
