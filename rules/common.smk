@@ -32,8 +32,8 @@ def stop(message):
 if not Path.cwd().samefile(ROOT):
     stop(f"Call snakemake in {ROOT} and without --directory: config.yaml and results/ lie beside the Snakefile.")
 
-if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
-    stop("There is no image to run in yet: leave --use-singularity out, and everything runs on the host.")
+# by every spelling of the flag, and in every process
+IMAGE = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
 
 try:
     # not `configfile:`, which would end a mistake in the file with a traceback
@@ -42,7 +42,7 @@ try:
     STUDY = validate(loaded)
     # decided once, by the process that people start: jobs on other nodes parse this file again and must agree
     if workflow.is_main_process:
-        SCOPE = decide_scope(STUDY, image=False)
+        SCOPE = decide_scope(STUDY, image=IMAGE)
         os.environ["HALFSTEP_SITTING"] = uuid4().hex
     else:
         SCOPE = Scope.parse(os.environ["HALFSTEP_SCOPE"])

@@ -3,6 +3,8 @@
 # never recorded. So a run is measured again when its settings or its code change, and not when a file is touched.
 # The command writes its log itself, beside what it shows on the terminal.
 rule measure_variant:
+    input:
+        image,
     output:
         multiext(f"{FOLDER}/", "record.json", "summary.csv", "steps.csv", "kernels.csv"),
     log:
@@ -10,6 +12,8 @@ rule measure_variant:
     wildcard_constraints:
         n=r"\d+",
     priority: lambda w: RANK[key_of(w)]
+    container:
+        SIF
     # what a scheduler is asked for; minutes and memory are generous, and say nothing about the run itself
     resources:
         gpu=GPUS,

@@ -1,9 +1,14 @@
-# What the machine can do, each thing proved by doing it. No input of a run: every run checks for itself.
+# What the machine can do where the runs are made, each thing proved by doing it. No input of a run: every run checks
+# for itself.
 rule probe_system:
+    input:
+        image,
     output:
         f"{OUT}/system/doctor.json",
     log:
         f"{OUT}/logs/probe_system.log",
+    container:
+        SIF
     resources:
         gpu=GPUS,
         cpus_per_task=8 if FULL else 2,

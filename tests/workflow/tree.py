@@ -70,7 +70,7 @@ def jobs_in(output: str) -> list[str]:
     """The jobs that Snakemake lists, in its order: `rule` or `measure_variant comparison/variant/n`."""
     jobs: list[str] = []
     for line in output.splitlines():
-        if rule := re.fullmatch(r"(?:local)?rule (\w+):", line):
+        if rule := re.fullmatch(r"(?:local)?(?:rule|checkpoint) (\w+):", line):
             jobs.append(rule[1])
         elif wildcards := re.fullmatch(r"    wildcards: (.+)", line):
             jobs[-1] += " " + "/".join(pair.partition("=")[2] for pair in wildcards[1].split(", "))
@@ -105,7 +105,8 @@ class Tree:
     def make(cls, root: Path, config: Mapping[str, Any], *, stand_in: bool) -> Self:
         """A fresh tree, which measures for real or by the stand-in."""
         root.mkdir(parents=True)
-        for name in ("Snakefile", "rules", "src", "profiles", "Makefile", "pyproject.toml", "requirements-train.lock"):
+        names = ("Snakefile", "rules", "src", "profiles", "docker", ".dockerignore", "Makefile", "pyproject.toml")
+        for name in (*names, "requirements-train.lock"):
             source = PROJECT / name
             if source.is_dir():
                 shutil.copytree(source, root / name)
