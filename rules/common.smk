@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from math import ceil
 from pathlib import Path
 from uuid import uuid4
 
@@ -68,12 +69,15 @@ envvars:
 
 
 OUT = f"results/{SCOPE.name}"
-FULL = SCOPE.scale == "full"
-GPUS = 0 if SCOPE.device == "cpu" else 1
 FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
 RUNS = run_keys(STUDY, SCOPE)
 RANK = {key: len(RUNS) - place for place, key in enumerate(RUNS)}
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
+
+
+# of a Slurm job; profiles/slurm may ask for others
+GPUS = 0 if SCOPE.device == "cpu" else 1
+CPUS, MEMORY_MB = (8, 32000) if SCOPE.scale == "full" else (2, 4000)
 
 
 def key_of(wildcards):
@@ -86,6 +90,12 @@ def resolved(wildcards):
 
 def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
+
+
+def measured_now(path):
+    """Whether a run's file is of this call: it lies beside a record that was made in it."""
+    record = Path(path).with_name("record.json")
+    return record.exists() and os.environ["HALFSTEP_SITTING"] in record.read_text(encoding="utf-8")
 
 
 def conclude():

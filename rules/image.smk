@@ -16,7 +16,6 @@ if IMAGE:
 
     # A checkpoint, and its digest an input: else in one call a comment in the Dockerfile would measure everything again.
     checkpoint build_image:
-        localrule: True
         input:
             [] if STUDY.container.image else CONTEXT,
         output:
@@ -25,6 +24,7 @@ if IMAGE:
             digest=f"{IMAGE_FOLDER}/digest",
         log:
             f"{IMAGE_FOLDER}/build.log",
+        localrule: True
         params:
             # what makes it run again; the command takes it from the study
             container=canonical_json(

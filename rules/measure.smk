@@ -14,12 +14,12 @@ rule measure_variant:
     priority: lambda w: RANK[key_of(w)]
     container:
         SIF
-    # what a scheduler is asked for; minutes and memory are generous, and say nothing about the run itself
+    # What a scheduler is asked for. Few runs take a third of timeout_s, and a job has the minutes of all its runs.
     resources:
         gpu=GPUS,
-        cpus_per_task=8 if FULL else 2,
-        mem_mb=32000 if FULL else 4000,
-        runtime=5 if FULL else 2,
+        cpus_per_task=CPUS,
+        mem_mb=MEMORY_MB,
+        runtime=ceil(STUDY.timeout_s / 60 / 3),
     params:
         run=lambda w: resolved(w).canonical(),
         code=lambda w: run_fingerprint(resolved(w).modules.values()),

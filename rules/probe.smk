@@ -11,8 +11,8 @@ rule probe_system:
         SIF
     resources:
         gpu=GPUS,
-        cpus_per_task=8 if FULL else 2,
-        mem_mb=32000 if FULL else 4000,
+        cpus_per_task=CPUS,
+        mem_mb=MEMORY_MB,
         runtime=30,
     params:
         code=fingerprint(["halfstep.system.doctor", "halfstep.system.probes"]),

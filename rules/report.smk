@@ -55,12 +55,6 @@ rule write_report:
         "PYTHONPATH=src python3 -m halfstep report {params.folder} --text-only > {log} 2>&1"
 
 
-def measured_now(path):
-    """Whether a run's file is of this call: it lies beside a record that was made in it."""
-    record = Path(path).with_name("record.json")
-    return record.exists() and os.environ["HALFSTEP_SITTING"] in record.read_text(encoding="utf-8")
-
-
 # Report what there is, and list as missing the runs whose job never came back.
 # What a failed job left goes first, as far as Snakemake was told to keep it (profiles/slurm): of the runs in one Slurm job
 # those stay that it came to; an older record, which Snakemake now takes for the new one, does not.

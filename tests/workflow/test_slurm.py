@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from small_image import DIGEST, with_small_image
 from tree import LIMIT_S, NOTHING, REPORTING, Tree, jobs_in
 
 from halfstep.runs import Scope, run_keys
@@ -132,8 +133,8 @@ def test_one_job_per_comparison(measured: tuple[Tree, subprocess.CompletedProces
     assert set(jobs) == {"lm", "vit", "probe_system"}  # and none for what follows the measurements
     # of all its runs the time, and of one all else
     lm = asked(jobs["lm"])
-    assert "TimeLimit=00:08:00" in lm and "NumCPUs=2" in lm and "mem=4000M" in lm and "gres:gpu" not in lm
-    assert "TimeLimit=00:04:00" in asked(jobs["vit"])
+    assert "TimeLimit=00:20:00" in lm and "NumCPUs=2" in lm and "mem=4000M" in lm and "gres:gpu" not in lm
+    assert "TimeLimit=00:10:00" in asked(jobs["vit"])
 
 
 def test_in_the_order_of_the_study_and_in_pairs(measured: tuple[Tree, subprocess.CompletedProcess[str]]) -> None:
@@ -211,3 +212,18 @@ def test_a_gpu_is_asked_for(tmp_path: Path) -> None:
     (record,) = records(tree).values()
     reason = "asked to measure on 'h200', and no NVIDIA GPU is visible here"
     assert (record["status"], record["reason"]) == ("unsupported", reason)
+
+
+@pytest.mark.image
+def test_in_the_image(base_image: str, tmp_path: Path) -> None:
+    """It is built here, and the measurements on the nodes run in it, each part knowing what the others do."""
+    tree = with_small_image(tmp_path / "tree", base_image, scale="smoke")
+    done = tree.snakemake(*SLURM, *SMOKE, "--use-singularity")
+    assert done.returncode == 0, done.stderr
+    assert set(slurm_jobs(done.stderr)) == {"lm", "probe_system"}
+    assert "localcheckpoint build_image:" in done.stderr.splitlines()
+    digest = tree.read(DIGEST).strip()
+    found = records(tree).values()
+    assert [(record["status"], record["image"]) for record in found] == [("ok", digest)] * 4
+    assert tree.plan(*SLURM, *SMOKE, "--use-singularity") == set()
+    assert tree.plan(*SMOKE, "--use-singularity") == set()
