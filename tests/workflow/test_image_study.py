@@ -189,14 +189,6 @@ def test_the_gpus_lock_is_shared_with_the_host(base_image: str, tmp_path: Path) 
     assert json.loads(tree.read(record))["gpu"]["uuid"] == uuid
 
 
-def test_no_apptainer(in_image: Tree, tmp_path: Path) -> None:
-    done = in_image.call(
-        "snakemake", "--cores", "1", FLAG, PATH=path_without(tmp_path / "bin", "apptainer", "singularity")
-    )
-    assert done.returncode == 2
-    assert "neither apptainer nor singularity is on the PATH" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_no_builder(tree: Tree, tmp_path: Path) -> None:
     """The call says so and ends with an error, and what was there before stays."""
     (tree.root / SIF).unlink()
