@@ -36,7 +36,7 @@ lint: .venv/.dev
 	$(bin)/ruff format --check
 	$(bin)/snakefmt --check Snakefile rules
 	$(bin)/mypy src
-	@# every lint counts but the one that asks for a container per rule, which comes with the image
+	@# every lint counts but the one that asks for a container per rule: collecting and reporting run on the host
 	@lints=$$($(in_venv) $(bin)/snakemake --lint 2>&1 | grep -e '^ *\* ' -e 'Error' | grep -v 'Specify a conda environment or container'); \
 	if [ -n "$$lints" ]; then $(in_venv) $(bin)/snakemake --lint; exit 1; fi; echo "snakemake --lint: nothing"
 

@@ -5,7 +5,6 @@ from halfstep.image.inside import environment, passed_in
 TARGET = "cpu" if SCOPE.device == "cpu" else "cuda"
 IMAGE_FOLDER = f"results/image/{TARGET}"
 SIF = f"{IMAGE_FOLDER}/halfstep.sif"
-CONTEXT = ["requirements-train.lock", *sorted(str(path) for path in Path("docker").glob("*"))]
 
 if IMAGE:
     try:
@@ -13,6 +12,9 @@ if IMAGE:
         os.environ.update(environment(Path(OUT), gpu=SCOPE.device != "cpu"))
     except (ImageError, OSError) as error:
         stop(str(error))
+
+    # what the build sees
+    CONTEXT = ["requirements-train.lock", *sorted(str(path) for path in Path("docker").iterdir() if path.is_file())]
 
     # A checkpoint, and its digest an input: else in one call a comment in the Dockerfile would measure everything again.
     checkpoint build_image:

@@ -17,7 +17,7 @@ rule collect_runs:
         f"{OUT}/logs/collect_runs.log",
     params:
         # what makes it run again; the command takes the study in the order of config.yaml
-        study=canonical_json(STUDY.model_dump(mode="json", exclude={"defaults"})),
+        study=canonical_json(STUDY.model_dump(mode="json", exclude={"container", "defaults"})),
         code=fingerprint(["halfstep.report.collect"]),
         folder=lambda w: OUT,
     shell:

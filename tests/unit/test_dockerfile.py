@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from halfstep.image.settings import BuildArgs
 from halfstep.system.capabilities_apex import PROBES
 from halfstep.system.libraries import APEX_AMP_FOLDER
 
@@ -209,3 +210,8 @@ def test_apex_amp_of_another_place_fails_the_build(image: Path) -> None:
 def test_called_without_a_version_it_says_what_is_missing(image: Path) -> None:
     code, said = load_extensions(image)
     assert code == 1 and said.startswith("Give the version")
+
+
+def test_the_study_knows_the_arguments() -> None:
+    arguments = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE))
+    assert set(BuildArgs.model_fields) == arguments - {"TE_VERSION"}  # which has to be what the lock says

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sysconfig
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from small_image import DIGEST, SIF, path_without, with_small_image
 from tree import REPORTING, Tree, runs
+
+from halfstep.system.gpu_lock import GpuLock
 
 pytestmark = pytest.mark.image
 FLAG = "--use-singularity"
@@ -38,8 +44,10 @@ def in_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 @pytest.fixture
-def tree(in_image: Tree, tmp_path: Path) -> Tree:
-    return in_image.copy(tmp_path / "tree")
+def tree(in_image: Tree, tmp_path: Path) -> Iterator[Tree]:
+    """A copy, which is not kept: each holds an image."""
+    yield in_image.copy(tmp_path / "tree")
+    shutil.rmtree(tmp_path / "tree")
 
 
 def records(tree: Tree) -> list[dict[str, Any]]:
@@ -118,6 +126,17 @@ def test_host_and_image_do_not_touch_each_other(tree: Tree) -> None:
     assert {path: file for path, file in tree.contents().items() if path in before} == before
 
 
+def test_results_on_another_disk(in_image: Tree, tmp_path: Path) -> None:
+    """In a folder that the container does not have by itself: Snakemake gives it another home."""
+    tree = in_image.copy(tmp_path / "tree")
+    with tempfile.TemporaryDirectory(dir=Path.home()) as disk:
+        shutil.move(tree.root / "results", f"{disk}/results")
+        (tree.root / "results").symlink_to(f"{disk}/results")
+        (tree.root / RECORD).unlink()
+        assert tree.run(FLAG, RECORD) == ["measure_variant lm/bf16/1"]
+        assert json.loads(tree.read(RECORD))["status"] == "ok"
+
+
 @pytest.mark.parametrize("spelling", ["--use-apptainer", "--software-deployment-method=apptainer"])
 def test_other_spellings(spelling: str, tree: Tree) -> None:
     assert tree.plan(spelling) == set()
@@ -151,12 +170,23 @@ def test_without_nv_no_run_of_a_gpu_is_measured(base_image: str, tmp_path: Path)
     assert not (tree.root / "results/image/cpu").exists()
 
 
-def test_no_apptainer(in_image: Tree, tmp_path: Path) -> None:
-    done = in_image.call(
-        "snakemake", "--cores", "1", FLAG, PATH=path_without(tmp_path / "bin", "apptainer", "singularity")
-    )
-    assert done.returncode == 2
-    assert "neither apptainer nor singularity is on the PATH" in done.stderr and "Traceback" not in done.stderr
+def test_the_gpus_lock_is_shared_with_the_host(base_image: str, tmp_path: Path) -> None:
+    """Also where the container has a /tmp of its own."""
+    tree = with_small_image(tmp_path / "tree", base_image, device="h200")
+    uuid = f"GPU-{uuid4()}"
+    tree.write("gpu", uuid)
+    record = RECORD.replace("cpu-image", "h200-image")
+    lock = GpuLock(uuid, "another study")
+    try:
+        assert lock.acquire()
+        arguments = (FLAG, "--singularity-args=--nv --cleanenv --contain", record)
+        with tree.started(*arguments, until="lm/bf16 rep1: waits for the GPU, which another study (process ") as call:
+            lock.release()
+            code, output = call.end()
+    finally:
+        lock.path.unlink()
+    assert code == 0, output
+    assert json.loads(tree.read(record))["gpu"]["uuid"] == uuid
 
 
 def test_no_builder(tree: Tree, tmp_path: Path) -> None:

@@ -176,13 +176,10 @@ def published(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The small image as a registry has it."""
     folder = tmp_path_factory.mktemp("published")
     tree = with_small_image(folder / "tree", base_image)
-    for command in (
-        ("buildah", "build", "--layers", "--build-arg", f"BASE_IMAGE={base_image}", "--target", "cpu", "--iidfile", "id",
-         "--file", "docker/Dockerfile", "."),
-        ("sh", "-c", f"buildah push --quiet $(cat id) oci:{folder}/layout:it"),
-    ):  # fmt: skip
-        done = tree.call(*command)
-        assert done.returncode == 0, done.stderr
+    build = f"buildah build --layers --build-arg BASE_IMAGE={base_image} --target cpu --iidfile id"
+    push = f"buildah push --quiet $(cat id) oci:{folder}/layout:it"
+    done = tree.call("sh", "-c", f"{build} --file docker/Dockerfile . && {push}")
+    assert done.returncode == 0, done.stderr
     return folder / "layout"
 
 

@@ -96,6 +96,8 @@ def side_by_side(
 class Tree:
     """Snakefile, rules and sources, config.yaml and what Snakemake made there."""
 
+    limit_s: float = LIMIT_S
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.begun: list[str] = []
@@ -147,7 +149,7 @@ class Tree:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=self.limit_s,
         )
 
     def snakemake(self, *arguments: str, cores: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:

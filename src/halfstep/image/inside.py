@@ -29,12 +29,14 @@ def environment(results: Path, gpu: bool) -> dict[str, str]:
     for name in ("HALFSTEP_SITTING", "HALFSTEP_SNAKEMAKE", "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             variables[name] = os.environ[name]
-    prefix = apptainer().upper()
-    found = passed_in(variables)
+    # this folder is bound by Snakemake, and nothing beside it that a link in it leads to
+    root = results.parent.resolve()
+    binds = [str(root)] if root.is_dir() and not root.is_relative_to(Path.cwd()) else []
     if gpu:
-        bound = [os.environ.get(f"{prefix}_BIND", ""), str(lock_folder())]
-        found[f"{prefix}_BIND"] = ",".join(filter(None, bound))
-    return found
+        binds.append(str(lock_folder()))
+    name = f"{apptainer().upper()}_BIND"
+    bound = ",".join(filter(None, [os.environ.get(name, ""), *binds]))
+    return {**passed_in(variables), **({name: bound} if bound else {})}
 
 
 def passed_in(variables: Mapping[str, str]) -> dict[str, str]:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from halfstep.keys import Frozen, PositiveInt, Text
 
-BY_DIGEST = re.compile(r"docker://[^\s@]+@sha256:[0-9a-f]{64}")
+BY_DIGEST = r"docker://[^\s@]+@sha256:[0-9a-f]{64}"
 
 
-def _by_digest(value: str) -> str:
-    """A tag may be another image tomorrow, and no record could say which one it was."""
-    if not BY_DIGEST.fullmatch(value):
-        raise PydanticCustomError(
-            "digest", "does not name an image by its digest, as docker://REGISTRY/NAME@sha256:… (64 digits) does"
-        )
-    return value
+class ByDigest:
+    """An image's name with its digest. A tag may be another image tomorrow, and no record could say which it was."""
+
+    def check(self, value: str) -> str:
+        if not re.fullmatch(BY_DIGEST, value):
+            raise PydanticCustomError(
+                "digest", "does not name an image by its digest, as docker://REGISTRY/NAME@sha256:… (64 digits) does"
+            )
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^{BY_DIGEST}$"}
 
 
 class BuildArgs(Frozen):
@@ -41,7 +49,7 @@ class Container(Frozen):
     builder: Literal["auto", "docker", "podman", "buildah"] = Field(
         "auto", description="what builds the image; `auto`: the first of the three that is there and works"
     )
-    image: Annotated[str, AfterValidator(_by_digest)] | None = Field(
+    image: Annotated[str, ByDigest()] | None = Field(
         None, description="a published image to fetch instead: `docker://REGISTRY/NAME@sha256:…`"
     )
     build_args: BuildArgs = Field(BuildArgs(), description="arguments of the build")

@@ -11,7 +11,7 @@ from halfstep.image.commands import CommandError, ImageError, ask, free_gib, on_
 
 # it is read once per process, so that packing it fast counts for more than packing it small
 PACKING = "-comp gzip -Xcompression-level 1"
-UNPACKED = 2.5  # what unpacking and packing again takes for the time being, as a multiple of the archive
+UNPACKED = 2.2  # what unpacking and packing again takes for the time being, as a multiple of the archive
 
 
 def apptainer() -> str:
