@@ -108,6 +108,8 @@ def tables() -> dict[str, str]:
         "versus": keys("Versus"),
         "fits": keys("Fits"),
         "graph-breaks": keys("GraphBreaks"),
+        "container": keys("Container"),
+        "build-args": keys("BuildArgs"),
         "statuses": columns(STATUSES, "status"),
         "table-statuses": columns({k: v for k, v in TABLE_STATUSES.items() if k not in STATUSES}, "status"),
         "capability-statuses": columns(CAPABILITY_STATUSES, "status"),

@@ -5,11 +5,13 @@ study takes seconds and no torch. All else is the tree's own: Snakefile, rules, 
 Files in the tree's root tell it what to do; no source is changed, so that fingerprints are the real ones.
 """
 
+import json
 import os
 import random
 import signal
 import statistics
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -18,10 +20,14 @@ STEPS = 5
 
 
 def measure(run, emit):
+    print(f"sys.path: {json.dumps(sys.path)}", f"planted: {find_spec('planted') is not None}", sep="\n", flush=True)
     emit("environment", environment={"torch": os.environ.get("STAND_IN_TORCH", "1.0"), "cpu": "a stand-in"})
-    if Path("hang").exists():
+    hang = Path("hang")
+    if hang.exists():
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         emit("phase", phase="hanging")
+        if hang.is_fifo():  # to a test that cannot see this output
+            hang.write_text(f"{os.getpid()}\n")
         signal.sigwait([signal.SIGUSR1])  # "go on"
     if run["precision"] in NEED_A_GPU:
         return {"status": "unsupported", "reason": f"{run['precision']} needs an NVIDIA GPU; this run is on the CPU"}
@@ -80,6 +86,11 @@ def stand_in(name, **contents):
 if "halfstep.measure.child" in sys.orig_argv:
     stand_in("halfstep.measure.training", measure=measure)
     stand_in("halfstep.measure.operators", measure=measure_operator)
+elif Path("gpu").exists() and "run" in sys.orig_argv:
+    from halfstep.system import gpu  # before the supervisor takes the function from there
+
+    found = gpu.Gpu(0, Path("gpu").read_text(), "NVIDIA H200", "h200", 139.8, (9, 0), "580.0", "13.0", 700.0, 700.0)
+    gpu.visible_gpu = lambda: found
 elif "doctor" in sys.orig_argv:
     stand_in(
         "halfstep.system.doctor",
