@@ -24,6 +24,7 @@ from halfstep.records import (
     write_text,
 )
 from halfstep.report.claims import CLAIMS_COLUMNS
+from halfstep.report.proofs import PROOFS_COLUMNS
 from halfstep.report.tables import KERNELS_TABLE_COLUMNS, RANKING_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
 from halfstep.report.verdicts import VERDICTS
 from halfstep.study import Study
@@ -124,6 +125,7 @@ def tables() -> dict[str, str]:
         "speedups": columns(SPEEDUPS_COLUMNS),
         "ranking": columns(RANKING_COLUMNS),
         "kernels-table": columns(KERNELS_TABLE_COLUMNS),
+        "proofs": columns(PROOFS_COLUMNS),
         "verdicts": columns(VERDICTS, "verdict"),
         "claims": columns(CLAIMS_COLUMNS),
     }

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halfstep.kernel_kinds import kind_of
 from halfstep.measure.ancestor import snakemake_pidfd
 from halfstep.measure.progress import Progress
 from halfstep.registry import NEEDS_GPU
@@ -32,6 +31,7 @@ from halfstep.system.gpu import Gpu, GpuError, hidden, visible_gpu
 from halfstep.system.gpu_lock import GpuLock
 from halfstep.system.switches import switches, without_switches
 from halfstep.system.telemetry import Sampler, Telemetry
+from halfstep.validity import verdict
 
 LOG_HEAD, LOG_TAIL = 64 * 1024, 256 * 1024
 LOCK_WAIT_S = 1.0  # between two tries to take the GPU's lock
@@ -199,11 +199,6 @@ def summaries(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return result.get("summaries") or [result.get("summary", {})]
 
 
-def is_fp8_gemm(kernel: Mapping[str, Any]) -> bool:
-    """Whether a row of kernels.csv is an FP8 matrix product."""
-    return kind_of(kernel["kernel"]) == "FP8 GEMM"
-
-
 class Child:
     """The measuring process, its output and its messages."""
 
@@ -306,12 +301,12 @@ class Child:
             if self.outcome.status == "ok" and self.run.compiles and not all(row.get("compile_s") for row in done):
                 self.outcome.status = "invalid"
                 self.outcome.reason = f"compile is {self.run.compile!r}, and torch.compile compiled nothing"
-            kernels = self.outcome.result.get("kernels", [])
-            fp8 = self.outcome.result.get("applied", {}).get("gemm") == "fp8"
-            if self.outcome.status == "ok" and fp8 and kernels and not any(map(is_fp8_gemm, kernels)):
-                self.outcome.status = "invalid"
-                asked = self.run.precision or self.run.gemm
-                self.outcome.reason = f"{asked!r} was to run in FP8, and no FP8 kernel ran in a profiled step"
+            result = self.outcome.result
+            judged = verdict(
+                self.run.model_dump(), result.get("applied", {}), result.get("kernels", []), result.get("steps", [])
+            )
+            if self.outcome.status == "ok" and judged:
+                self.outcome.status, self.outcome.reason = judged
             disturbance = self.outcome.telemetry.disturbance() if self.outcome.telemetry else None
             if self.outcome.status == "ok" and disturbance:
                 self.outcome.status, self.outcome.reason = "disturbed", disturbance

@@ -11,7 +11,17 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from halfstep.records import write_text
-from halfstep.report import answers, claims_table, figures, operator_figures, operators, problems, provenance, training
+from halfstep.report import (
+    answers,
+    claims_table,
+    figures,
+    operator_figures,
+    operators,
+    problems,
+    proofs,
+    provenance,
+    training,
+)
 from halfstep.report.results import Results, load
 from halfstep.report.tables import Row
 from halfstep.report.wording import EMPTY, digits
@@ -57,11 +67,17 @@ def render(results: Results) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"prose": prose, "number": digits, "variant_cells": training.variant_cells}
+    environment.filters |= {
+        "prose": prose,
+        "number": digits,
+        "variant_cells": training.variant_cells,
+        "proof_cells": proofs.cells,
+    }
     smoke = results.scope.scale == "smoke"
     text = environment.get_template("report.md.j2").render(
         results=results,
         training=training,
+        proofs=proofs,
         first_line=answers.first_line(results),
         what_to_use=answers.what_to_use,
         clocked=answers.clocked(results),
