@@ -12,8 +12,8 @@ BUILDERS = ("docker", "podman", "buildah")
 TARGETS = ("cpu", "cuda")
 DOCKERFILE = Path("docker/Dockerfile")
 # what the builder's store takes while it builds, and the image as an archive (GiB), both rounded up
-STORE_GIB = {"cpu": 8, "cuda": 40}
-ARCHIVE_GIB = {"cpu": 3, "cuda": 12}
+STORE_GIB = {"cpu": 8, "cuda": 20}
+ARCHIVE_GIB = {"cpu": 6, "cuda": 8}
 PRUNE = {"docker": "docker image prune", "podman": "podman image prune", "buildah": "buildah rmi --prune"}
 NO_BASE = re.compile(
     r"manifest unknown|manifest for \S+ not found|not found: manifest|pull access denied|repository does not exist"
