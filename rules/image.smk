@@ -33,7 +33,7 @@ if IMAGE:
                 STUDY.container.model_dump(exclude={"builder": True, "build_args": {"BUILD_JOBS"}})
             ),
             target=TARGET,
-            folder=IMAGE_FOLDER,
+            folder=lambda w: IMAGE_FOLDER,
         shell:
             'PYTHONPATH=src python3 -m halfstep image {params.target} {params.folder} --study "$HALFSTEP_STUDY"'
 

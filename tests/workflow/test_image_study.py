@@ -126,6 +126,12 @@ def test_host_and_image_do_not_touch_each_other(tree: Tree) -> None:
     assert {path: file for path, file in tree.contents().items() if path in before} == before
 
 
+def test_chosen_runs_are_measured_again(tree: Tree) -> None:
+    listed = tree.halfstep("runs", "results/latest", "--status", "ok").stdout.split()
+    assert len(listed) == len(EVERY_RUN)
+    assert tree.plan("--forcerun", listed[0], FLAG) == runs("lm/fp32", replicates=1) | REPORTING
+
+
 def test_results_on_another_disk(in_image: Tree, tmp_path: Path) -> None:
     """In a folder that the container does not have by itself: Snakemake gives it another home."""
     tree = in_image.copy(tmp_path / "tree")

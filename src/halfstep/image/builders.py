@@ -12,8 +12,8 @@ BUILDERS = ("docker", "podman", "buildah")
 TARGETS = ("cpu", "cuda")
 DOCKERFILE = Path("docker/Dockerfile")
 # what the builder's store takes while it builds, and the image as an archive (GiB), both rounded up
-STORE_GIB = {"cpu": 8, "cuda": 40}
-ARCHIVE_GIB = {"cpu": 3, "cuda": 12}
+STORE_GIB = {"cpu": 8, "cuda": 20}
+ARCHIVE_GIB = {"cpu": 6, "cuda": 8}
 PRUNE = {"docker": "docker image prune", "podman": "podman image prune", "buildah": "buildah rmi --prune"}
 NO_BASE = re.compile(
     r"manifest unknown|manifest for \S+ not found|not found: manifest|pull access denied|repository does not exist"
@@ -23,7 +23,8 @@ NO_BASE = re.compile(
 )
 IN_THE_STORE = "localhost/"  # what podman and buildah call an image that no registry has
 ELSE = (
-    "or name a published image in config.yaml (container: {image: docker://…@sha256:…}), or leave --use-singularity out"
+    "or name a published image in config.yaml (container: {image: docker://…@sha256:…}), "
+    "or leave --use-singularity out, and everything runs on the host"
 )
 
 
@@ -121,7 +122,8 @@ def _explained(error: CommandError, builder: str, target: str, base: str | None,
     named = f"The base image {base}" if base else f"The base image that {DOCKERFILE} names"
     if base and base.startswith(IN_THE_STORE) and IN_THE_STORE.rstrip("/") in (error.network or ""):
         return ImageError(
-            f"{named} is not in {builder}'s store: see `{builder} images`, and name another in BASE_IMAGE."
+            f"{named} is not in {builder}'s store: see `{builder} images`, and name another in "
+            "container.build_args.BASE_IMAGE."
         )
     if error.network:
         return ImageError(
