@@ -189,14 +189,24 @@ class Tree:
             if path.is_file() and "__pycache__" not in path.parts and path.parent != self.root / ".snakemake" / "log"
         }
 
-    def processes(self) -> list[str]:
-        """The commands of all processes that work in this tree."""
+    def running(self) -> list[psutil.Process]:
+        """All processes that work in this tree."""
         found = []
         for process in psutil.process_iter():
             try:
                 if Path(process.cwd()).is_relative_to(self.root):
-                    found.append(" ".join(process.cmdline()))
+                    found.append(process)
             except psutil.Error:  # gone, or a zombie
+                continue
+        return found
+
+    def processes(self) -> list[str]:
+        """Their commands."""
+        found = []
+        for process in self.running():
+            try:
+                found.append(" ".join(process.cmdline()))
+            except psutil.Error:
                 continue
         return found
 
