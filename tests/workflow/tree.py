@@ -189,26 +189,19 @@ class Tree:
             if path.is_file() and "__pycache__" not in path.parts and path.parent != self.root / ".snakemake" / "log"
         }
 
-    def running(self) -> list[psutil.Process]:
-        """All processes that work in this tree."""
-        found = []
+    def running(self) -> dict[psutil.Process, str]:
+        """All processes that work in this tree, with their commands."""
+        found = {}
         for process in psutil.process_iter():
             try:
                 if Path(process.cwd()).is_relative_to(self.root):
-                    found.append(process)
+                    found[process] = " ".join(process.cmdline())
             except psutil.Error:  # gone, or a zombie
                 continue
         return found
 
     def processes(self) -> list[str]:
-        """Their commands."""
-        found = []
-        for process in self.running():
-            try:
-                found.append(" ".join(process.cmdline()))
-            except psutil.Error:
-                continue
-        return found
+        return list(self.running().values())
 
     @contextmanager
     def started(self, *arguments: str, until: str, nodes: bool = False, **environment: str) -> Iterator[Call]:
