@@ -13,7 +13,7 @@ from halfstep.report.tables import Row
 
 SNAKEMAKE = "snakemake --cores 1"
 LONGEST_REASON = 600  # characters; the whole reason is in tables/runs.csv
-LAUNCH_BOUND = 0.1  # share of the step in which the GPU idles, from which on the CPU is said to set the pace
+MUCH_IDLE = 0.1  # share of the step without a kernel of the run, from which on waiting is worth a word
 IN_IMAGE = " --use-singularity"  # for runs that were made in the image
 # in the order in which a reader should know of them
 REMEDIES: dict[str, str] = {
@@ -52,7 +52,7 @@ def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
         if row["status"] != "ok":
             key = row["comparison"], row["variant"], row["reason"]
             grouped[row["status"]].setdefault(key, []).append(int(row["replicate"]))
-    remedies = REMEDIES | {"disturbed": REMEDIES["disturbed"] + _paced_by_cpu(rows)}
+    remedies = REMEDIES | {"disturbed": REMEDIES["disturbed"] + _waiting(rows)}
     return [
         Problem(
             wording.status(status),
@@ -66,21 +66,21 @@ def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
     ]
 
 
-def _paced_by_cpu(rows: Iterable[Row]) -> str:
-    """How many of the disturbed runs waited for the CPU, whose load nothing else shows, and what avoids that."""
-    waiting = [
+def _waiting(rows: Iterable[Row]) -> str:
+    """How many of the disturbed runs waited for much of their step, and for what it may have been."""
+    waited = [
         row
         for row in rows
         if row["status"] == "disturbed"
         and row["idle_ms"]
-        and float(row["idle_ms"]) > LAUNCH_BOUND * float(row["step_ms_mean"])
+        and float(row["idle_ms"]) > MUCH_IDLE * float(row["step_ms_median"])
     ]
-    if not waiting:
+    if not waited:
         return ""
     return (
-        f" In {wording.count(len(waiting), 'run')} of these the GPU idled for over {wording.percent(LAUNCH_BOUND)} of "
-        "the step: the CPU's launches set the pace, and vary with its load. `compile: graphs` or a larger batch avoids "
-        "that."
+        f" In {wording.count(len(waited), 'run')} of these the GPU ran no kernel of theirs for over "
+        f"{wording.percent(MUCH_IDLE)} of the step: unless another process had it, they waited for the CPU, and so for "
+        "its load. `compile: graphs` or a larger batch avoids waiting for launches."
     )
 
 
