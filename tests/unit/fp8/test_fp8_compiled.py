@@ -10,6 +10,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 from torch import nn
+from torch._inductor.utils import fresh_cache
 
 from halfstep.fp8.linear import convert
 from halfstep.fp8.synchronise import Synchroniser
@@ -46,7 +47,8 @@ class Model(nn.Module):
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+    # a cache of its own: code that another process left for other vector instructions does not compile here
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True), fresh_cache():
         yield
     torch._dynamo.reset()
 
@@ -104,8 +106,9 @@ def test_no_graph_breaks_are_explained_away() -> None:
 
 def test_inductor_follows_eager() -> None:
     losses, tensors = train(None, whole=True, depth=1)
-    # without vector instructions, whose support Inductor would find out by compiling for each in turn
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": False}):
+    # without vector instructions, whose support Inductor would find out by compiling for each in turn; by their length
+    # too, since it keeps what it has found out before in this process
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": False, "cpp.simdlen": 1}):
         compiled_losses, compiled_tensors = train("inductor", whole=True, depth=1)
     assert compiled_losses == pytest.approx(losses, rel=1e-2)
     # three steps later: Inductor keeps fp32 between operations where eager rounds to bf16, and a value near
