@@ -54,7 +54,7 @@ def _rows(comparison: ComparisonResult, width: float, columns: int, extra: float
 
 def marked_name(variant: VariantResult) -> str:
     """A variant's name as figures have it: what trains out of bounds is marked in each."""
-    return f"{variant.name} ({OUT_OF_BOUNDS})" if variant.outside else variant.name
+    return f"{variant.name}\n({OUT_OF_BOUNDS})" if variant.outside else variant.name
 
 
 def rows(names: Sequence[str], width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:

@@ -20,7 +20,17 @@ from halfstep.parity.plan import (
 )
 from halfstep.records import CURVE_COLUMNS, RecordError, read_csv, read_record
 from halfstep.report import wording
-from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, VERDICTS, WITHIN, Curve, Judgement, judge
+from halfstep.report.bands import (
+    NOT_CHECKED,
+    OUTSIDE,
+    REFERENCE,
+    VERDICTS,
+    WITHIN,
+    Curve,
+    Judgement,
+    judge,
+    loss_blocks,
+)
 from halfstep.report.origin import check_numbers, check_record
 from halfstep.report.tables import Row, cell
 from halfstep.runs import Scope
@@ -191,9 +201,9 @@ def _judge(run: Found, references: Sequence[Found]) -> Judgement:
     unfit = _unfit(run, references)
     if unfit:
         return Judgement(NOT_CHECKED, unfit)
-    if run.key.recipe.is_reference:
-        return Judgement(REFERENCE, "")
     assert run.curve is not None
+    if run.key.recipe.is_reference:
+        return Judgement(REFERENCE, "", final_loss=loss_blocks(run.curve, run.run.steps)[-1])
     judgement = judge(run.curve, [one.curve for one in references if one.curve], run.run.steps)
     ours, theirs = (one.applied.get("parameters_trained") for one in (run, references[0]))
     if ours != theirs:

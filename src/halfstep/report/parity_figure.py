@@ -106,14 +106,12 @@ def caption(found: Curves, machine: str) -> str:
         some = sorted(found.outside, key=list(found.recipes).index)
         text = f"Out of bounds (crosses, dotted): {code(some)}."
     else:
-        text = (
-            f"No recipe leaves the band; `{farthest}` comes nearest to its edge, {percent(far[farthest])} of the way."
-        )
+        text = f"No recipe leaves the band; `{farthest}` goes {percent(far[farthest])} of the way to its edge."
     return (
         f"{text} Points: mean loss of each tenth of {found.steps} steps, with the weights and the data of fp32's first "
         f"seed. Band: where one more fp32 run would lie, by the spread of its seeds (95 % over all {2 * BLOCKS} blocks "
-        f"of loss and gradient norm together); at the end it is {percent(visible)} of the loss wide on each side. Right: "
-        f"the same, less the mean of the seeds. {wording.count(len(found.recipes), 'recipe')}. {machine}."
+        f"of loss and gradient norm together); at the end it is {percent(visible)} of the loss wide on each side. "
+        f"Right: the same, less the mean of the seeds. {wording.count(len(found.recipes), 'recipe')}. {machine}."
     )
 
 

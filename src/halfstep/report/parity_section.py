@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from halfstep.parity.plan import COMBINATION_STEPS, RECIPE_STEPS, SEEDS
@@ -14,6 +15,7 @@ from halfstep.report.results import Results
 from halfstep.report.tables import Row, number
 from halfstep.report.wording import EMPTY, code, digits, percent
 
+LEAST_SHOWN = 1e-5
 HEADINGS = [
     "recipe", "steps", "final loss", "one more fp32 run", "deviation", "would be seen from", "same seed",
     "gradient norm", "verdict",
@@ -35,7 +37,8 @@ class Family(NamedTuple):
     @property
     def judged(self) -> list[Row]:
         """Those with a curve that was compared: within, outside, or too blunt to say."""
-        return [row for row in self.rows if row["verdict"] in (WITHIN, OUTSIDE) or row["final_loss"]]
+        blunt = (row for row in self.rows if row["verdict"] == NOT_CHECKED and row["final_loss"])
+        return [row for row in self.rows if row["verdict"] in (WITHIN, OUTSIDE)] + list(blunt)
 
     @property
     def references(self) -> list[Row]:
@@ -88,7 +91,10 @@ def table(family: Family) -> tuple[list[str], list[list[str]]]:
 
 
 def _reference(rows: Sequence[Row]) -> list[str]:
-    return [f"`{rows[0]['recipe']}`, {wording.count(len(rows), 'seed')}", rows[0]["steps"], *[EMPTY] * 6, REFERENCE]
+    losses = [float(row["final_loss"]) for row in rows]
+    spread = f"{digits(fmean(losses), 4)} ({digits(min(losses), 4)} to {digits(max(losses), 4)})"
+    name = f"`{rows[0]['recipe']}`, {wording.count(len(rows), 'seed')}"
+    return [name, rows[0]["steps"], spread, *[EMPTY] * 5, REFERENCE]
 
 
 def _line(row: Row) -> list[str]:
@@ -110,8 +116,9 @@ def _signed(text: str) -> str:
     value = number(text)
     if value is None:
         return EMPTY
-    shown = percent(abs(value))
-    return shown if value == 0 else f"{'+' if value > 0 else '−'}{shown}"
+    if abs(value) < LEAST_SHOWN:
+        return "0 %" if value == 0 else f"<{percent(LEAST_SHOWN)}"
+    return f"{'+' if value > 0 else '−'}{percent(abs(value))}"
 
 
 def notes(family: Family) -> list[str]:

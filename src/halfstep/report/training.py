@@ -58,12 +58,15 @@ def _speedup(variant: VariantResult) -> str:
 
 
 def struck(comparison: ComparisonResult) -> list[str]:
-    """Why speed-ups are struck out; once where it is the baseline's doing."""
+    """Why speed-ups are struck out; in one sentence where it is the baseline's doing."""
     names: dict[str, list[str]] = {}
     for variant in comparison.variants:
         if variant.struck and variant.speedup and variant.speedup.value is not None:
             names.setdefault(variant.struck, []).append(variant.name)
-    return [f"Struck out: {code(found)}, since {why}." for why, found in names.items()]
+    return [
+        f"Struck out: {why}." if why.startswith(f"{code(found)} ") else f"Struck out: {code(found)}, since {why}."
+        for why, found in names.items()
+    ]
 
 
 def _whole_run(variant: VariantResult) -> list[str]:
