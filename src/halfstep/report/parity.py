@@ -37,7 +37,7 @@ from halfstep.runs import Scope
 from halfstep.study import Study
 
 RECIPE_SETTINGS = ("precision", "weights", "compile", "optimizer", "norm")
-NO_RECORD = "no record: it has not run, or its job never ended by itself"
+NO_RECORD = "no record: it has not run, or never ended by itself"
 PARITY_COLUMNS: dict[str, str] = {
     "family": "what shares an fp32 reference: workload, reference optimizer and reference norm",
     "recipe": "what is swapped into the reference, joined by `+`; `reference`: nothing",
@@ -216,7 +216,7 @@ def _judge(run: Found, references: Sequence[Found]) -> Judgement:
 def _unfit(run: Found, references: Sequence[Found]) -> str:
     """Why a run cannot be judged by these references; empty where it can."""
     if run.status != "ok":
-        return f"{wording.status(run.status)}: {run.reason}"
+        return run.reason if run.status == "missing" else f"{wording.status(run.status)}: {run.reason}"
     bad = [one for one in references if one.status != "ok"]
     if bad or len(references) < SEEDS:
         first = f", seed {bad[0].key.seed} of it is {wording.status(bad[0].status)}" if bad else ""

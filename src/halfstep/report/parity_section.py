@@ -13,7 +13,7 @@ from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
 from halfstep.report.problems import SNAKEMAKE
 from halfstep.report.results import Results
 from halfstep.report.tables import Row, number
-from halfstep.report.wording import EMPTY, code, digits, percent
+from halfstep.report.wording import EMPTY, digits, percent
 
 LEAST_SHOWN = 1e-5
 HEADINGS = [
@@ -31,7 +31,7 @@ class Family(NamedTuple):
     @property
     def title(self) -> str:
         workload = self.rows[0]["workload"]
-        reference = next(row for row in self.rows if row["verdict"] == REFERENCE or row["recipe"] == "reference")
+        reference = next(row for row in self.rows if row["recipe"] == REFERENCE)
         return f"{workload}, {reference['optimizer']}, {reference['norm']}"
 
     @property
@@ -124,11 +124,13 @@ def _signed(text: str) -> str:
 def notes(family: Family) -> list[str]:
     """What lies where, and why others could not be judged."""
     told = [f"`{row['recipe']}`, {row['verdict']}: {row['why']}." for row in family.judged if row["why"]]
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, list[int]]] = {}
     for row in family.unchecked:
-        name = f"{row['recipe']} seed{row['seed']}" if row["recipe"] == "reference" else row["recipe"]
-        reasons.setdefault(row["why"].rstrip("."), []).append(name)
-    return [*told, *(f"Not checked, {why}: {code(names)}." for why, names in reasons.items())]
+        reasons.setdefault(row["why"].rstrip("."), {}).setdefault(row["recipe"], []).append(int(row["seed"]))
+    for why, recipes in reasons.items():
+        names = (f"`{name}`" + f" (seed {wording.ranges(n)})" * (name == REFERENCE) for name, n in recipes.items())
+        told.append(f"Not checked: {wording.join(names)}. {why[0].upper()}{why[1:]}.")
+    return told
 
 
 def remedy(results: Results) -> str:
