@@ -122,8 +122,8 @@ RUN_FILES = ("summary.csv", "steps.csv", "kernels.csv", "record.json")
 CURVE_COLUMNS: dict[str, str] = {
     "step": "number of the step, from 0",
     "loss": "training loss",
-    "gradient_norm": "norm of all gradients together, as the optimizer took them; empty for a skipped step",
-    "skipped": "1 if GradScaler skipped the optimizer step",
+    "gradient_norm": "norm of all gradients together, as the optimizer took them",
+    "skipped": "how often the update was skipped, since gradients overflowed, and the step repeated on its batch",
     "data": "checksum of the step's batch: equal where the data are, bit by bit (hexadecimal)",
 }
 

@@ -21,6 +21,7 @@ from halfstep.errors import Invalid
 from halfstep.measure import parity
 from halfstep.measure.parity import Watch
 from halfstep.parity.plan import ParityRun, parity_keys, resolve_parity
+from halfstep.recipes.precision.precision import Precision
 from halfstep.runs import Scope
 from halfstep.study import validate
 
@@ -166,7 +167,7 @@ def test_the_real_gradscaler(watch: Watch, fused: bool) -> None:
 def run_of(workload: str, **settings: Any) -> ParityRun:
     comparison = {"workload": workload, "baseline": "it", "variants": {"it": settings}}
     study, scope = validate({"parity": "always", "comparisons": {"c": comparison}}), Scope("cpu", "smoke")
-    return resolve_parity(study, scope, parity_keys(study, scope)[-1])
+    return resolve_parity(study, scope, [key for key in parity_keys(study, scope) if key.seed == 1][-1])
 
 
 def measured(run: ParityRun) -> dict[str, Any]:
@@ -193,6 +194,54 @@ def test_an_optimizer_that_cannot_be_watched_is_no_parity_run() -> None:
         measured(run)
 
 
+class Overflows(Precision):
+    """Its first two updates are skipped, as GradScaler's are whose scale is too large at first."""
+
+    def __init__(self, device: torch.device, weights: torch.dtype) -> None:
+        super().__init__(device, weights)
+        self.scale, self.largest = 1024.0, 256.0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss * self.scale).backward()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.scale > self.largest:
+            self.scale /= 2
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad /= self.scale
+        optimizer.step()
+
+    def loss_scale(self) -> float:
+        return self.scale
+
+
+class OverflowsForEver(Overflows):
+    def __init__(self, device: torch.device, weights: torch.dtype) -> None:
+        super().__init__(device, weights)
+        self.largest = 0.0
+
+
+def test_a_skipped_update_is_made_up_for() -> None:
+    """So the run is no update behind: it has the losses and gradients of fp32, step by step."""
+    run = run_of("lm", precision="bf16").model_copy(update={"steps": 6})
+    run.modules["precision"] = f"{__name__}:Overflows"
+    found, fp32 = measured(run)["curve"], measured(run_of("lm").model_copy(update={"steps": 6}))["curve"]
+    assert [row["skipped"] for row in found] == [2, 0, 0, 0, 0, 0]
+    for ours, theirs in zip(found, fp32, strict=True):
+        assert ours["data"] == theirs["data"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-2)
+
+
+def test_a_scale_that_never_fits_is_invalid() -> None:
+    run = run_of("lm", precision="bf16").model_copy(update={"steps": 2})
+    run.modules["precision"] = f"{__name__}:OverflowsForEver"
+    with pytest.raises(Invalid, match="skipped 31 times in a row"):
+        measured(run)
+
+
 def test_a_run_leaves_nothing_behind_and_repeats_itself() -> None:
     run = run_of("lm", precision="bf16").model_copy(update={"steps": 4})
     one, two = measured(run), measured(run)
@@ -208,7 +257,7 @@ def test_recipes_begin_with_the_same_weights_and_data() -> None:
     for settings in ({"optimizer": "adam_foreach"}, {"precision": "bf16"}, {"precision": "native_delayed"}):
         curve = measured(run_of("lm", **settings).model_copy(update={"steps": 3}))["curve"]
         assert [row["data"] for row in curve] == [row["data"] for row in fp32]
-        assert curve[0]["loss"] == pytest.approx(fp32[0]["loss"], rel=2e-2)
+        assert curve[0]["loss"] == pytest.approx(fp32[0]["loss"], rel=5e-3)
 
 
 @pytest.mark.parametrize(("workload", "chance", "reached"), [("vit_huge", math.log(16), 2.2)])

@@ -23,6 +23,8 @@ from halfstep.system.environment import environment
 
 EAGER_STEPS = 4
 """steps before a CUDA graph is captured, all but the first on a side stream, as torch's notes on CUDA graphs ask for"""
+MOST_SKIPPED = 30
+"""in a row: enough to halve a scale of 65536, with which both scalers begin, far below 1"""
 
 
 class Watch:
@@ -106,8 +108,7 @@ def train(run: Mapping[str, Any], device: torch.device, watch: Watch, emit: Emit
     steps = run["steps"]
     losses, norms = (torch.full((steps,), math.nan, device=device) for _ in range(2))
     sums = torch.zeros(steps, dtype=torch.int64, device=device)
-    scales = torch.ones(steps + 1, device=device)
-    keep_scale(watch.precision, scales[0])
+    repeats: list[int] = []
     data = batches(run, workload, device)
     eager = beside(step, device) if compilation.captured else step
 
@@ -116,12 +117,11 @@ def train(run: Mapping[str, Any], device: torch.device, watch: Watch, emit: Emit
     for index in range(steps):
         inputs, targets = next(data)
         sums[index].copy_(checksum(inputs, targets))
-        watch.norm.fill_(math.nan)  # an update that is skipped may not ask for it
         if compilation.captured and index == EAGER_STEPS:
             step = Captured(step, inputs, targets)
-        losses[index].copy_((eager if 0 < index < EAGER_STEPS else step)(inputs, targets))
+        taken = eager if 0 < index < EAGER_STEPS else step
+        repeats.append(repeat(taken, inputs, targets, watch, losses[index]))
         norms[index].copy_(watch.norm)
-        keep_scale(watch.precision, scales[index + 1])
         if time.monotonic() - told > 0.5:
             told = time.monotonic()
             emit("progress", phase="train", done=index + 1, total=steps)
@@ -129,8 +129,7 @@ def train(run: Mapping[str, Any], device: torch.device, watch: Watch, emit: Emit
 
     if not watch.calls:
         raise Invalid("no optimizer of torch's kind took a step, so that there are no gradient norms")
-    skipped = (scales[1:] < scales[:-1]).tolist()
-    columns = zip(losses.tolist(), norms.tolist(), skipped, sums.tolist(), strict=True)
+    columns = zip(losses.tolist(), norms.tolist(), repeats, sums.tolist(), strict=True)
     compiled = compiler_counters() if compilation.compiles else {}
     applied |= {
         "data_source": source,
@@ -145,11 +144,11 @@ def train(run: Mapping[str, Any], device: torch.device, watch: Watch, emit: Emit
             {
                 "step": number,
                 "loss": loss,
-                "gradient_norm": None if skip else norm,
-                "skipped": int(skip),
+                "gradient_norm": norm,
+                "skipped": skipped,
                 "data": f"{total % 2**64:016x}",
             }
-            for number, (loss, norm, skip, total) in enumerate(columns)
+            for number, (loss, norm, skipped, total) in enumerate(columns)
         ],
         "applied": applied,
         "threads": {"torch": torch.get_num_threads(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
@@ -171,7 +170,26 @@ def beside(step: Step, device: torch.device) -> Step:
     return run
 
 
-def keep_scale(precision: Any, slot: torch.Tensor) -> None:
+def repeat(step: Step, inputs: torch.Tensor, targets: torch.Tensor, watch: Watch, loss: torch.Tensor) -> int:
+    """Take a step until its update is made, fill in its `loss`, and say how often the update was skipped.
+
+    GradScaler and apex.amp skip updates until they have found their scale. A run that went on with the next batch would
+    be behind the reference by as many updates, and be judged for that.
+
+    Raises:
+        Invalid: it never does.
+    """
+    for skipped in range(MOST_SKIPPED + 1):
+        before = loss_scale(watch.precision)
+        watch.norm.fill_(math.nan)  # an update that is skipped may not ask for it
+        loss.copy_(step(inputs, targets))
+        after = loss_scale(watch.precision)
+        if before is None or after is None or after >= before:
+            return skipped
+    raise Invalid(f"its update was skipped {MOST_SKIPPED + 1} times in a row, since its gradients were not finite")
+
+
+def loss_scale(precision: Any) -> float | None:
+    """Waits for the GPU where there is a scale: nothing is timed here."""
     scale = precision.loss_scale()
-    if scale is not None:
-        slot.fill_(scale)
+    return None if scale is None else float(scale)

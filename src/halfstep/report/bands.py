@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, isfinite, log, log1p, nan, sqrt
+from math import expm1, inf, isfinite, log, log1p, nan, sqrt
 from statistics import fmean, median, stdev
+from typing import NamedTuple
 
 from scipy.special import stdtrit
 
-from halfstep.report import wording
 from halfstep.report.wording import percent
 
 BLOCKS = 10
+TESTS = 2 * BLOCKS
+"""of the loss and of the gradient norm"""
 ALPHA = 0.05
 """chance that a right run lies outside somewhere, over all blocks of both quantities"""
 NO_MATTER = {"loss": 0.01, "gradient norm": 0.05}
@@ -30,10 +32,10 @@ VERDICTS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: each step's loss and gradient norm, None where the optimizer's step was skipped."""
+    """One run: each step's loss and gradient norm."""
 
     losses: Sequence[float]
-    norms: Sequence[float | None]
+    norms: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,13 @@ def loss_blocks(curve: Curve, steps: int) -> list[float]:
     return [fmean(curve.losses[step] for step in block) for block in blocks_of(steps)]
 
 
-def norm_blocks(curve: Curve, steps: int) -> list[float | None]:
-    """Log of the median gradient norm of each block; None where all of its steps were skipped."""
-    found: list[float | None] = []
-    for block in blocks_of(steps):
-        norms = [norm for step in block if (norm := curve.norms[step]) is not None]
-        middle = median(norms) if norms else None
-        found.append(None if middle is None else log(middle) if middle > 0 and isfinite(middle) else nan)
-    return found
+def norm_blocks(curve: Curve, steps: int) -> list[float]:
+    """Log of the median gradient norm of each block; NaN where that is 0 or not finite."""
+    middles = [median(curve.norms[step] for step in block) for block in blocks_of(steps)]
+    return [log(middle) if middle > 0 and isfinite(middle) else nan for middle in middles]
 
 
-def factor(seeds: int, tests: int) -> float:
+def factor(seeds: int, tests: int = TESTS) -> float:
     """Half the width of the interval, in standard deviations of the seeds.
 
     The prediction interval for one future observation of a normal distribution, at a level by Bonferroni's inequality
@@ -95,7 +93,7 @@ def factor(seeds: int, tests: int) -> float:
     return float(stdtrit(seeds - 1, 1 - ALPHA / (2 * tests))) * sqrt(1 + 1 / seeds)
 
 
-def band(seeds: Sequence[Sequence[float]], tests: int, least: Sequence[float]) -> Band:
+def band(seeds: Sequence[Sequence[float]], least: Sequence[float], tests: int = TESTS) -> Band:
     """The band of several seeds, each a number per block; never narrower than `least` on each side."""
     width = factor(len(seeds), tests)
     columns = list(zip(*seeds, strict=True))
@@ -103,10 +101,21 @@ def band(seeds: Sequence[Sequence[float]], tests: int, least: Sequence[float]) -
     return Band(tuple(map(fmean, columns)), tuple(halves))
 
 
-def loss_band(references: Sequence[Curve], steps: int, tests: int = 2 * BLOCKS) -> Band:
+def loss_band(references: Sequence[Curve], steps: int) -> Band:
     """The band of the loss."""
     seeds = [loss_blocks(reference, steps) for reference in references]
-    return band(seeds, tests, [NO_MATTER["loss"] * fmean(column) for column in zip(*seeds, strict=True)])
+    return band(seeds, [NO_MATTER["loss"] * fmean(column) for column in zip(*seeds, strict=True)])
+
+
+class Deviation(NamedTuple):
+    """Of one block from the mean of the seeds."""
+
+    size: float
+    """in half widths of the band: outside it above 1"""
+    what: str
+    block: int
+    share: float
+    allowed: float
 
 
 def judge(curve: Curve, references: Sequence[Curve], steps: int) -> Judgement:
@@ -117,36 +126,28 @@ def judge(curve: Curve, references: Sequence[Curve], steps: int) -> Judgement:
     bad = [step for step in range(steps) if not isfinite(curve.losses[step])]
     if bad:
         return Judgement(OUTSIDE, f"the loss is not finite in {len(bad)} of {steps} steps, first in step {bad[0]}")
-    norms = norm_blocks(curve, steps)
-    compared = [block for block in range(BLOCKS) if norms[block] is not None]  # of the gradient norms
-    tests = BLOCKS + len(compared)
-    losses, of_loss = loss_blocks(curve, steps), loss_band(references, steps, tests)
-    seeds = [[it for it in norm_blocks(reference, steps) if it is not None] for reference in references]
-    of_norm = band(seeds, tests, [log1p(NO_MATTER["gradient norm"])] * BLOCKS)
-
-    # (deviation in half widths, what, block, share by which it lies off, share that is allowed)
-    found: list[tuple[float, str, int, float, float]] = []
-    for block in range(BLOCKS):
-        off, half, centre = losses[block] - of_loss.centre[block], of_loss.half[block], of_loss.centre[block]
-        found.append((abs(off) / half, "loss", block, off / centre, half / centre))
-    for block in compared:
-        logarithm, half = norms[block], of_norm.half[block]
-        assert logarithm is not None
-        off = logarithm - of_norm.centre[block]
-        ratio = abs(off) / half if isfinite(off) else float("inf")
-        found.append((ratio, "gradient norm", block, exp(off) - 1, exp(half if off > 0 else -half) - 1))
-    outside = [one for one in found if one[0] > 1]
+    losses, of_loss = loss_blocks(curve, steps), loss_band(references, steps)
+    norms, seeds = norm_blocks(curve, steps), [norm_blocks(reference, steps) for reference in references]
+    of_norm = band(seeds, [log1p(NO_MATTER["gradient norm"])] * BLOCKS)
+    found = []
+    for block, (loss, centre, half) in enumerate(zip(losses, of_loss.centre, of_loss.half, strict=True)):
+        off = loss - centre
+        found.append(Deviation(abs(off) / half, "loss", block, off / centre, half / centre))
+    for block, (norm, centre, half) in enumerate(zip(norms, of_norm.centre, of_norm.half, strict=True)):
+        off = norm - centre
+        size = abs(off) / half if isfinite(off) else inf
+        found.append(Deviation(size, "gradient norm", block, expm1(off), abs(expm1(half if off > 0 else -half))))
+    outside = [one for one in found if one.size > 1]
     visible = of_loss.half[-1] / of_loss.centre[-1]
     start = fmean(reference.losses[0] for reference in references)
     verdict, why = WITHIN, ""
     if outside:
-        verdict, why = OUTSIDE, _where(outside, len(found), steps)
+        verdict, why = OUTSIDE, _where(outside, steps)
     elif of_loss.centre[-1] + of_loss.half[-1] >= start:
         verdict, why = (
             NOT_CHECKED,
             ("too blunt: fp32's seeds learn so little, or differ so much, that a run that learned nothing would pass"),
         )
-    last_norm = norms[-1]
     return Judgement(
         verdict,
         why,
@@ -157,20 +158,22 @@ def judge(curve: Curve, references: Sequence[Curve], steps: int) -> Judgement:
         deviation=losses[-1] / of_loss.centre[-1] - 1,
         visible=visible,
         own=losses[-1] / loss_blocks(references[0], steps)[-1] - 1,
-        norm_deviation=nan if last_norm is None else exp(last_norm - of_norm.centre[-1]) - 1,
-        norm_visible=exp(of_norm.half[-1]) - 1,
+        norm_deviation=expm1(norms[-1] - of_norm.centre[-1]),
+        norm_visible=expm1(of_norm.half[-1]),
     )
 
 
-def _where(outside: Sequence[tuple[float, str, int, float, float]], tested: int, steps: int) -> str:
+def _where(outside: Sequence[Deviation], steps: int) -> str:
     """The block that lies farthest outside, by how much, and how many others do."""
-    _, what, block, share, allowed = max(outside)
-    span = blocks_of(steps)[block]
-    of = "the final loss" if (what, block) == ("loss", BLOCKS - 1) else f"the {what} in steps {span[0]} to {span[-1]}"
+    worst = max(outside)
+    span = blocks_of(steps)[worst.block]
+    final = (worst.what, worst.block) == ("loss", BLOCKS - 1)
+    of = "the final loss" if final else f"the {worst.what} in steps {span[0]} to {span[-1]}"
+    side = "above" if worst.share > 0 else "below"
     by = (
-        f"{percent(abs(share))} {'above' if share > 0 else 'below'} the mean of fp32's seeds"
-        if isfinite(share)
+        f"{percent(abs(worst.share))} {side} the mean of fp32's seeds"
+        if isfinite(worst.share)
         else "zero or not finite"
     )
-    more = f"; {len(outside)} of {wording.count(tested, 'block')} lie outside" if len(outside) > 1 else ""
-    return f"{of} is {by}, and {percent(abs(allowed))} is allowed{more}"
+    more = f"; {len(outside)} of {TESTS} blocks lie outside" if len(outside) > 1 else ""
+    return f"{of} is {by}, and {percent(worst.allowed)} is allowed{more}"

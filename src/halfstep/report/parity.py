@@ -59,7 +59,7 @@ PARITY_COLUMNS: dict[str, str] = {
     "norm_deviation": "median gradient norm of the last block over the fp32 seeds' geometric mean, less 1",
     "norm_visible": "smallest deviation above it that would have been out of bounds",
     "parameters_trained": "parameters that a gradient reached",
-    "skipped_steps": "steps whose update was skipped",
+    "skipped_steps": "updates that were skipped, and repeated",
     "data_source": "SHA-256 of what the data are made from",
     "environment": "as in runs.csv",
     "run_hash": "as in runs.csv",
@@ -89,6 +89,7 @@ class Found:
     record: Mapping[str, Any] = field(default_factory=dict)
     curve: Curve | None = None  # of an ok run
     data: Sequence[str] = ()  # checksum of each step's batch
+    skipped: int = 0
 
     @property
     def environment(self) -> str:
@@ -101,9 +102,7 @@ class Found:
 
     @property
     def finite(self) -> bool:
-        return self.curve is not None and all(
-            isfinite(value) for value in (*self.curve.losses, *(norm or 0.0 for norm in self.curve.norms))
-        )
+        return self.curve is not None and all(isfinite(value) for value in (*self.curve.losses, *self.curve.norms))
 
 
 @dataclass(frozen=True)
@@ -181,19 +180,20 @@ def read(folder: Path, key: ParityKey, run: ParityRun, code: str | None) -> Foun
         check_record(record, identity, run, code)
         rows = read_csv(folder / "curve.csv", CURVE_COLUMNS)
         check_numbers("curve.csv", rows, ["loss", "gradient_norm"], finite=False)
+        check_numbers("curve.csv", rows, ["skipped"], finite=True)
         if record["status"] != "ok":
             return Found(key, run, record["status"], str(record.get("reason")), record)
         if [row["step"] for row in rows] != [str(step) for step in range(run.steps)]:
             raise RecordError(f"curve.csv does not have the steps 0 to {run.steps - 1}")
-        if not all(row["loss"] and (row["gradient_norm"] or row["skipped"] == "1") for row in rows):
+        if not all(row["loss"] and row["gradient_norm"] for row in rows):
             raise RecordError("curve.csv lacks a loss or a gradient norm")
         if not isinstance((record.get("applied") or {}).get("parameters_trained"), int):
             raise RecordError("record.json does not say how many parameters a gradient reached")
     except RecordError as error:
         return Found(key, run, "stale", str(error))
-    norms = [None if row["skipped"] == "1" else float(row["gradient_norm"]) for row in rows]
-    curve = Curve([float(row["loss"]) for row in rows], norms)
-    return Found(key, run, "ok", "", record, curve, [row["data"] for row in rows])
+    curve = Curve(*([float(row[name]) for row in rows] for name in ("loss", "gradient_norm")))
+    skipped = sum(int(row["skipped"]) for row in rows)
+    return Found(key, run, "ok", "", record, curve, [row["data"] for row in rows], skipped)
 
 
 def _judge(run: Found, references: Sequence[Found]) -> Judgement:
@@ -249,7 +249,6 @@ def _row(run: Found, judgement: Judgement) -> Row:
         "norm_deviation": judgement.norm_deviation,
         "norm_visible": judgement.norm_visible,
     }
-    skipped = "" if run.curve is None else str(sum(norm is None for norm in run.curve.norms))
     row = {
         "family": recipe.family.name,
         "recipe": recipe.name,
@@ -263,7 +262,7 @@ def _row(run: Found, judgement: Judgement) -> Row:
         "why": judgement.why,
         **{name: cell(value) if isfinite(value) else "" for name, value in numbers.items()},
         "parameters_trained": str(run.applied.get("parameters_trained", "")),
-        "skipped_steps": skipped,
+        "skipped_steps": str(run.skipped) if run.curve else "",
         "data_source": str(run.applied.get("data_source", "")),
         "environment": run.environment,
         "run_hash": str(run.record.get("run_hash", "")),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from halfstep.records import CURVE_COLUMNS, read_csv
 from halfstep.report import wording
-from halfstep.report.bands import BLOCKS, OUTSIDE, Band, Curve, blocks_of, loss_band, loss_blocks
+from halfstep.report.bands import OUTSIDE, TESTS, Band, Curve, blocks_of, loss_band, loss_blocks
 from halfstep.report.operator_figures import Drawn
 from halfstep.report.parity_section import Family
 from halfstep.report.results import Results
@@ -109,7 +109,7 @@ def caption(found: Curves, machine: str) -> str:
         text = f"No recipe leaves the band; `{farthest}` goes {percent(far[farthest])} of the way to its edge."
     return (
         f"{text} Points: mean loss of each tenth of {found.steps} steps, with the weights and the data of fp32's first "
-        f"seed. Band: where one more fp32 run would lie, by the spread of its seeds (95 % over all {2 * BLOCKS} blocks "
+        f"seed. Band: where one more fp32 run would lie, by the spread of its seeds (95 % over all {TESTS} blocks "
         f"of loss and gradient norm together); at the end it is {percent(visible)} of the loss wide on each side. "
         f"Right: the same, less the mean of the seeds. {wording.count(len(found.recipes), 'recipe')}. {machine}."
     )
