@@ -70,12 +70,14 @@ envvars:
 
 OUT = f"results/{SCOPE.name}"
 FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
+PARITY_FOLDER = f"{OUT}/parity/{{family}}/{{recipe}}/seed{{seed}}"
 RUNS = run_keys(STUDY, SCOPE)
 PARITY = parity_keys(STUDY, SCOPE)
 # timed runs first, which have to meet in one sitting; parity runs only need the same environment, in whichever
 RANK = {key: len(RUNS) + len(PARITY) - place for place, key in enumerate([*RUNS, *PARITY])}
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
 PARITY_RECORDS = [f"{OUT}/parity/{key.folder}/record.json" for key in PARITY]
+PARITY_BY_FOLDER = {key.folder: key for key in PARITY}
 
 
 def key_of(wildcards):
@@ -84,6 +86,14 @@ def key_of(wildcards):
 
 def resolved(wildcards):
     return resolve(STUDY, SCOPE, key_of(wildcards))
+
+
+def parity_key(wildcards):
+    return PARITY_BY_FOLDER[f"{wildcards.family}/{wildcards.recipe}/seed{wildcards.seed}"]
+
+
+def trained(wildcards):
+    return resolve_parity(STUDY, SCOPE, parity_key(wildcards))
 
 
 def file_hash(path):

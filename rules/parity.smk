@@ -1,21 +1,10 @@
 # One job per recipe of the study, and one per seed of the fp32 references that they are judged by. Nothing is timed.
 # Params and log as in measure.smk.
-PARITY_BY_FOLDER = {key.folder: key for key in PARITY}
-
-
-def parity_key(wildcards):
-    return PARITY_BY_FOLDER[f"{wildcards.family}/{wildcards.recipe}/seed{wildcards.seed}"]
-
-
-def trained(wildcards):
-    return resolve_parity(STUDY, SCOPE, parity_key(wildcards))
-
-
 rule train_recipe:
     output:
-        multiext(f"{OUT}/parity/{{family}}/{{recipe}}/seed{{seed}}/", "record.json", "curve.csv"),
+        multiext(f"{PARITY_FOLDER}/", "record.json", "curve.csv"),
     log:
-        f"{OUT}/parity/{{family}}/{{recipe}}/seed{{seed}}/log.txt",
+        f"{PARITY_FOLDER}/log.txt",
     wildcard_constraints:
         family="[^/]+",
         recipe="[^/]+",
@@ -24,7 +13,7 @@ rule train_recipe:
     params:
         run=lambda w: trained(w).canonical(),
         code=lambda w: run_fingerprint(trained(w).modules.values()),
-        folder=f"{OUT}/parity/{{family}}/{{recipe}}/seed{{seed}}",
+        folder=PARITY_FOLDER,
     shell:
         "PYTHONPATH=src python3 -m halfstep run {params.run:q} {params.folder} --code {params.code}"
 
