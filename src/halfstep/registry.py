@@ -113,8 +113,8 @@ class Learnable(NamedTuple):
 
 
 LEARNABLE: dict[str, Learnable] = {
-    "vit_huge": Learnable("halfstep.parity.glyphs:VIT_HUGE", {"full": 16, "smoke": 16}, {"full": 1e-4, "smoke": 1e-3}),
-    "lm": Learnable("halfstep.parity.text:LM", {"full": 4, "smoke": 4}, {"full": 3e-4, "smoke": 1e-3}),
+    "vit_huge": Learnable("halfstep.parity.glyphs:VIT_HUGE", {"full": 16, "smoke": 16}, {"full": 5e-5, "smoke": 1e-3}),
+    "lm": Learnable("halfstep.parity.text:LM", {"full": 4, "smoke": 4}, {"full": 2e-4, "smoke": 1e-3}),
 }
 """A workload that is not here has no parity runs."""
 

@@ -116,7 +116,7 @@ def test_recipes_share_weights_data_and_order_and_seeds_differ_in_weights_alone(
     )
     assert (recipe.seed, recipe.data_seed) == (reference.seed, reference.data_seed) == (8, 7)
     assert (other.seed, other.data_seed) == (9, 7)
-    assert (recipe.batch, recipe.learning_rate, recipe.scale) == (4, 3e-4, "full")
+    assert (recipe.batch, recipe.learning_rate, recipe.scale) == (4, 2e-4, "full")
 
 
 def test_parity_runs_are_made_at_full_scale_unless_the_study_says_otherwise() -> None:
