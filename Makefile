@@ -1,6 +1,6 @@
 # make             set up .venv and run the study in config.yaml
 # make setup       set up .venv only (PYTHON=python3.12 picks the interpreter of a new one)
-# make test        the tests that need no GPU
+# make test        the tests that need no GPU and no container
 # make lint        formatting, lint and types
 # make lock        write the locks again (LOCK=--upgrade takes newer versions)
 # make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-b128, or both
@@ -16,7 +16,7 @@ in_venv := PATH="$(CURDIR)/$(bin):$$PATH"
 snakemake := $(in_venv) $(bin)/snakemake --cores 1 $(ARGS)
 install := $(bin)/uv pip install --quiet --compile-bytecode --python $(bin)/python
 compile := $(bin)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --generate-hashes \
-    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK) pyproject.toml
+    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := study
@@ -29,21 +29,23 @@ setup: .venv/.train
 	@:
 
 test: .venv/.dev
-	@$(in_venv) $(bin)/python -m pytest -m "not gpu" $(ARGS)
+	@$(in_venv) $(bin)/python -m pytest -m "not gpu and not image and not slurm" $(ARGS)
 
 lint: .venv/.dev
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/snakefmt --check Snakefile rules
 	$(bin)/mypy src
-	@# every lint counts but the one that asks for a container per rule, which comes with the image
+	@# every lint counts but the one that asks for a container per rule: collecting and reporting run on the host
 	@lints=$$($(in_venv) $(bin)/snakemake --lint 2>&1 | grep -e '^ *\* ' -e 'Error' | grep -v 'Specify a conda environment or container'); \
 	if [ -n "$$lints" ]; then $(in_venv) $(bin)/snakemake --lint; exit 1; fi; echo "snakemake --lint: nothing"
 
 lock: .venv/.uv-$(UV_VERSION)
-	$(compile) -o requirements.lock
-	$(compile) --extra train -c requirements.lock -o requirements-train.lock
-	$(compile) --extra train --extra dev -c requirements-train.lock -o requirements-dev.lock
+	$(compile) pyproject.toml -o requirements.lock
+	$(compile) pyproject.toml --extra train -c requirements.lock -o requirements-train.lock
+	$(compile) pyproject.toml --extra train --extra dev -c requirements-train.lock -o requirements-dev.lock
+	$(compile) docker/requirements-build.in -c requirements-train.lock -o docker/requirements-build.lock
+	$(compile) --no-deps docker/requirements-te.in -c requirements-train.lock -o docker/requirements-te.lock
 
 remeasure:
 	@$(if $(STATUS)$(COMPARISON),:,echo "Say which runs: make remeasure STATUS=disturbed, or COMPARISON=vit-b128, or both." >&2; exit 2)

@@ -1,5 +1,6 @@
 # What is made: see rules/. What is measured: see config.yaml.
 include: "rules/common.smk"
+include: "rules/image.smk"
 include: "rules/probe.smk"
 include: "rules/measure.smk"
 include: "rules/parity.smk"
@@ -7,6 +8,7 @@ include: "rules/report.smk"
 
 
 # Not the report alone: beside an older one, what is gone or whose job died would else be "nothing to be done".
+# The image too: without its file nothing would ask whether it is still the one that was measured in.
 rule all:
     default_target: True
     input:
@@ -16,3 +18,4 @@ rule all:
         rules.collect_runs.output,
         rules.plot_figures.output,
         f"{OUT}/report.md",
+        [SIF] * IMAGE,

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from math import ceil
 from pathlib import Path
 from uuid import uuid4
 
@@ -33,8 +34,8 @@ def stop(message):
 if not Path.cwd().samefile(ROOT):
     stop(f"Call snakemake in {ROOT} and without --directory: config.yaml and results/ lie beside the Snakefile.")
 
-if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
-    stop("There is no image to run in yet: leave --use-singularity out, and everything runs on the host.")
+# by every spelling of the flag, and in every process
+IMAGE = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
 
 try:
     # not `configfile:`, which would end a mistake in the file with a traceback
@@ -43,7 +44,7 @@ try:
     STUDY = validate(loaded)
     # decided once, by the process that people start: jobs on other nodes parse this file again and must agree
     if workflow.is_main_process:
-        SCOPE = decide_scope(STUDY, image=False)
+        SCOPE = decide_scope(STUDY, image=IMAGE)
         os.environ["HALFSTEP_SITTING"] = uuid4().hex
     else:
         SCOPE = Scope.parse(os.environ["HALFSTEP_SCOPE"])
@@ -80,6 +81,11 @@ PARITY_RECORDS = [f"{OUT}/parity/{key.folder}/record.json" for key in PARITY]
 PARITY_BY_FOLDER = {key.folder: key for key in PARITY}
 
 
+# of a Slurm job; profiles/slurm may ask for others
+GPUS = 0 if SCOPE.device == "cpu" else 1
+CPUS, MEMORY_MB = (8, 32000) if SCOPE.scale == "full" else (2, 4000)
+
+
 def key_of(wildcards):
     return wildcards.comparison, wildcards.variant, int(wildcards.n)
 
@@ -98,6 +104,12 @@ def trained(wildcards):
 
 def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
+
+
+def measured_now(path):
+    """Whether a run's file is of this call: it lies beside a record that was made in it."""
+    record = Path(path).with_name("record.json")
+    return record.exists() and os.environ["HALFSTEP_SITTING"] in record.read_text(encoding="utf-8")
 
 
 def conclude():

@@ -1,4 +1,10 @@
-# From the runs' CSVs to tables, figures and the report. Nothing here needs torch or a GPU.
+# From the runs' CSVs to tables, figures and the report. Nothing here needs torch or a GPU, or a node of a cluster.
+localrules:
+    collect_runs,
+    plot_figures,
+    write_report,
+
+
 rule collect_runs:
     input:
         RECORDS,
@@ -19,7 +25,7 @@ rule collect_runs:
         f"{OUT}/logs/collect_runs.log",
     params:
         # what makes it run again; the command takes the study in the order of config.yaml
-        study=canonical_json(STUDY.model_dump(mode="json", exclude={"defaults"})),
+        study=canonical_json(STUDY.model_dump(mode="json", exclude={"container", "defaults"})),
         code=fingerprint(["halfstep.report.collect"]),
         folder=lambda w: OUT,
     shell:
@@ -58,5 +64,11 @@ rule write_report:
 
 
 # Report what there is, and list as missing the runs whose job never came back.
+# What a failed job left goes first, as far as Snakemake was told to keep it (profiles/slurm): of the runs in one Slurm job
+# those stay that it came to; an older record, which Snakemake now takes for the new one, does not.
 onerror:
+    for job in workflow.scheduler.failed:
+        for path in job.output:
+            if not measured_now(path):
+                Path(path).unlink(missing_ok=True)
     shell('PYTHONPATH=src python3 -m halfstep report {OUT} --study "$HALFSTEP_STUDY"')

@@ -70,6 +70,14 @@ def run(
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
 
+def parse_study(text: str) -> Study:
+    """The study in the JSON of --study."""
+    try:
+        return validate(json.loads(text), source="--study")
+    except json.JSONDecodeError as error:
+        raise fail(f"--study: is not JSON: {error}.") from error
+
+
 def load_study(folder: Path, text: str | None) -> tuple[Scope, Study]:
     """Scope and study: as the last `collect` left them in the folder, or the study given and the folder's own name."""
     from halfstep.report import snapshot
@@ -77,10 +85,31 @@ def load_study(folder: Path, text: str | None) -> tuple[Scope, Study]:
     try:
         if text is None:
             return snapshot.read(folder)
-        return snapshot.scope_by_name(folder), validate(json.loads(text), source="--study")
-    except json.JSONDecodeError as error:
-        raise fail(f"--study: is not JSON: {error}.") from error
+        return snapshot.scope_by_name(folder), parse_study(text)
     except StudyError as error:
+        raise fail(str(error)) from error
+
+
+@app.command()
+def image(
+    target: Annotated[str, typer.Argument(metavar="cpu|cuda", help="without or with what needs a GPU")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where it goes, e.g. results/image/cuda")],
+    study: Annotated[
+        str | None, typer.Option("--study", help="the study (JSON) whose `container` says how; else ./config.yaml")
+    ] = None,
+) -> None:
+    """Build or fetch the image as one file for Apptainer, with its digest and its bill of materials."""
+    from halfstep.config_file import read_config
+    from halfstep.image.builders import TARGETS
+    from halfstep.image.commands import ImageError
+    from halfstep.image.make import make
+
+    if target not in TARGETS:
+        raise fail(f"the target {target!r} is unknown: {nearest(target, TARGETS)}")
+    try:
+        the_study = parse_study(study) if study is not None else validate(read_config(Path("config.yaml")))
+        make(target, the_study.container, folder)
+    except (StudyError, ImageError) as error:
         raise fail(str(error)) from error
 
 

@@ -27,6 +27,7 @@ from halfstep.records import (
 from halfstep.report.bands import VERDICTS as PARITY_VERDICTS
 from halfstep.report.claims import CLAIMS_COLUMNS
 from halfstep.report.parity import PARITY_COLUMNS
+from halfstep.report.proofs import PROOFS_COLUMNS
 from halfstep.report.tables import KERNELS_TABLE_COLUMNS, RANKING_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
 from halfstep.report.verdicts import VERDICTS
 from halfstep.study import Study
@@ -111,6 +112,8 @@ def tables() -> dict[str, str]:
         "versus": keys("Versus"),
         "fits": keys("Fits"),
         "graph-breaks": keys("GraphBreaks"),
+        "container": keys("Container"),
+        "build-args": keys("BuildArgs"),
         "statuses": columns(STATUSES, "status"),
         "table-statuses": columns({k: v for k, v in TABLE_STATUSES.items() if k not in STATUSES}, "status"),
         "capability-statuses": columns(CAPABILITY_STATUSES, "status"),
@@ -128,6 +131,7 @@ def tables() -> dict[str, str]:
         "kernels-table": columns(KERNELS_TABLE_COLUMNS),
         "parity": columns(PARITY_COLUMNS),
         "parity-verdicts": columns(PARITY_VERDICTS, "verdict"),
+        "proofs": columns(PROOFS_COLUMNS),
         "verdicts": columns(VERDICTS, "verdict"),
         "claims": columns(CLAIMS_COLUMNS),
     }

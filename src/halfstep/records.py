@@ -24,9 +24,9 @@ STATUSES: dict[str, str] = {
     "out_of_memory": "the device's memory, or the cap, did not suffice",
     "timeout": "did not end within `timeout_s`",
     "failed": "ended with an error or was killed",
-    "invalid": "ran or would run, but not as asked: nothing to convert to FP8, no FP8 kernel, recompiled inside the "
-    "window, a loss that is not finite",
-    "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered",
+    "invalid": "ran or would run, but not as asked: nothing to convert to FP8, no sign of the precision, optimizer or "
+    "norm in a profiled step, recompiled inside the window, a loss that is not finite",
+    "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered, or drifting",
 }
 # only in tables: what collect says of a run whose folder holds nothing usable
 TABLE_STATUSES: dict[str, str] = {

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halfstep.claims import Claim, mistakes_of_claims
+from halfstep.image.settings import Container
 from halfstep.keys import Frozen, Name, OneOf, PositiveFloat, PositiveInt, Text, ValidName, no_bool
 from halfstep.mistakes import StudyError, nearest, sentence
 from halfstep.registry import COMPILES, GEMMS, NO_BF16_WEIGHTS, NORMS, OPERATORS, OPTIMIZERS, PRECISIONS, WORKLOADS
@@ -226,6 +227,8 @@ class Study(Frozen):
         description="name: a sentence that comparisons confirm or refute",
         json_schema_extra={"additionalProperties": False},
     )
+
+    container: Container = Field(Container(), description="the image, for `snakemake --use-singularity`")
 
     @model_validator(mode="after")
     def _headings_differ(self) -> Self:

@@ -23,6 +23,7 @@ from halfstep.recipes.requirements import load_apex_amp
 from halfstep.registry import NORMS, OPTIMIZERS, PRECISIONS
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
+from halfstep.validity import NORM_KERNELS, OPTIMIZER_KERNELS, operands_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -214,30 +215,20 @@ def test_an_fp8_recipe_converts_what_it_says_and_its_kernels_run(workload: str, 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "apex_amp_o0", "apex_amp_o1", "apex_amp_o2"])
 def test_other_precisions_run_no_fp8_kernel(precision: str) -> None:
-    kinds = {kind_of(kernel) for kernel in train("lm", precision=precision).kernels}
-    assert "GEMM" in kinds and "FP8 GEMM" not in kinds
+    products = {operands_of(kernel) for kernel in train("lm", precision=precision).kernels} - {None}
+    asked = look_up(PRECISIONS[precision]).gemm
+    assert asked in products and "fp8" not in products, products
+    assert asked != "fp32" or products == {"fp32"}, products
 
 
-FUSED_KERNELS = {
-    "apex_layernorm": r"cuApplyLayerNorm",
-    "apex_rmsnorm": r"cuApplyRMSNorm",
-    "te_layernorm": r"transformer_engine.*ln_fwd",
-    "te_rmsnorm": r"transformer_engine.*rmsnorm_fwd",
-    "liger_layernorm": r"_layer_norm_forward",
-    "liger_rmsnorm": r"_rms_norm_forward",
-    "apex_adam": r"multi_tensor_apply_kernel.*AdamFunctor",
-    "apex_adamw": r"multi_tensor_apply_kernel.*AdamFunctor",
-    "te_adam": r"transformer_engine.*AdamFunctor",
-    "te_adamw": r"transformer_engine.*AdamFunctor",
-}
+KERNELS = NORM_KERNELS | OPTIMIZER_KERNELS
 
 
 def ran(kernels: list[str], name: str) -> None:
-    pattern = FUSED_KERNELS[name]
-    assert any(re.search(pattern, kernel) for kernel in kernels), f"{pattern} not in {kernels}"
+    assert any(re.search(KERNELS[name], kernel) for kernel in kernels), f"{KERNELS[name]} not in {kernels}"
 
 
-@pytest.mark.parametrize("name", [name for name in NORMS if name in FUSED_KERNELS])
+@pytest.mark.parametrize("name", NORM_KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_fused_norm_is_torchs_norm_forward_and_backward(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -265,7 +256,7 @@ def test_training_with_every_norm_follows_torchs(name: str, precision: str) -> N
     trained = train("vit_huge", precision=precision, norm=name)
     plain = train("vit_huge", precision="fp32", norm="rmsnorm" if name.endswith("rmsnorm") else "layernorm")
     check_training(trained, plain, precision)
-    if name in FUSED_KERNELS:
+    if name in KERNELS:
         ran(trained.kernels, name)
 
 
@@ -276,7 +267,7 @@ def test_training_with_every_optimizer_follows_torchs(name: str) -> None:
         "lm", precision="fp32", optimizer=f"{name.replace('apex_', '').replace('te_', '').split('_')[0]}_forloop"
     )
     check_training(trained, plain, "fp32")
-    if name in FUSED_KERNELS:
+    if name in KERNELS:
         ran(trained.kernels, name)
 
 

@@ -258,13 +258,13 @@ class FakeProcess:
 
 @pytest.fixture
 def ended(tmp_path: Path) -> Callable[..., Outcome]:
-    """ended(code, result, telemetry): what the supervisor makes of a child that ended so."""
+    """ended(code, result, telemetry, **settings): what the supervisor makes of a child that ended so."""
 
     def conclude(
-        code: int, result: dict[str, Any] | None = None, telemetry: Telemetry | None = None, compile: str = "none"
+        code: int, result: dict[str, Any] | None = None, telemetry: Telemetry | None = None, **settings: str
     ) -> Outcome:
         child = supervisor.Child.__new__(supervisor.Child)
-        child.run = run_of(compile=compile)
+        child.run = run_of(**settings)
         child.outcome, child.log, child.phase = Outcome("failed", "", telemetry=telemetry), Log(), "window"
         child.result_file = tmp_path / "result.json"
         if result is not None:
@@ -284,16 +284,27 @@ def test_how_a_child_ended_is_said_in_a_sentence(ended: Callable[..., Outcome]) 
     assert {ended(code).status for code in (-11, -9, 1, 0)} == {"failed"}
 
 
+ADAM = "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false>>()"
+OK = {"status": "ok", "reason": "", "kernels": [{"kernel": ADAM, "calls_per_step": 1, "ms_per_step": 5.0}]}
+
+
+def test_a_run_without_a_sign_of_what_was_asked_is_invalid(ended: Callable[..., Outcome]) -> None:
+    assert ended(0, OK).status == "ok"
+    outcome = ended(0, OK, optimizer="apex_adam")
+    assert outcome.status == "invalid"
+    assert outcome.reason.startswith("optimizer is 'apex_adam', and none of its kernels ran in a profiled step")
+
+
 def test_a_disturbed_window_marks_only_a_run_that_is_else_ok(ended: Callable[..., Outcome]) -> None:
     disturbed = Telemetry(**{**vars(TELEMETRY), "others_memory_gib": 3.0})
-    assert ended(0, {"status": "ok", "reason": ""}, TELEMETRY).status == "ok"
-    outcome = ended(0, {"status": "ok", "reason": ""}, disturbed)
+    assert ended(0, OK, TELEMETRY).status == "ok"
+    outcome = ended(0, OK, disturbed)
     assert (outcome.status, outcome.reason) == ("disturbed", "Other processes held 3.00 GiB of the GPU's memory.")
     assert ended(0, {"status": "invalid", "reason": "nan"}, disturbed).reason == "nan"
 
 
 def test_a_run_that_was_to_be_compiled_and_was_not_is_invalid(ended: Callable[..., Outcome]) -> None:
-    eager = {"status": "ok", "reason": "", "summary": {**SUMMARY, "compile_s": 0}}
+    eager = {**OK, "summary": {**SUMMARY, "compile_s": 0}}
     assert ended(0, eager).status == "ok"
     outcome = ended(0, eager, compile="blocks")
     assert (outcome.status, outcome.reason) == ("invalid", "compile is 'blocks', and torch.compile compiled nothing")

@@ -37,6 +37,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 A = "comparisons.c.variants.a"
+PUBLISHED = f"docker://a/b@sha256:{64 * '0'}"
 PRECISIONS = f"choose from {', '.join(registry.PRECISIONS)}"
 MISTAKES = [
     (f"{A}.precision", "bf17", f"{A}.precision = 'bf17' is unknown: {PRECISIONS}; did you mean 'bf16'?"),
@@ -86,6 +87,30 @@ MISTAKES = [
     ("window.min_secs", 3, "the key window.min_secs is unknown: choose from warmup_steps, min_steps, min_seconds; did"),
     ("title", "", "title = '' is empty: it needs a word."),
     ("comparisons.c.title", " ", "comparisons.c.title = ' ' is blank: it needs a word."),
+    ("container", "docker", "container = 'docker' should hold keys with values."),
+    (
+        "container.builder",
+        "dockr",
+        "container.builder = 'dockr' is unknown: choose from auto, docker, podman, buildah; ",
+    ),
+    (
+        "container.image",
+        "docker://a/b:latest",
+        "'docker://a/b:latest' does not name an image by its digest, as docker://",
+    ),
+    ("container.image", f"a/b@sha256:{64 * '0'}", "does not name an image by its digest"),
+    (
+        "container",
+        {"image": PUBLISHED, "builder": "podman"},
+        "container sets image, which is fetched, and builder, which",
+    ),
+    ("container.build_args.APEX", "x", "the key container.build_args.APEX is unknown: choose from BASE_IMAGE, APEX_"),
+    (
+        "container.build_args.CUDA_ARCHS",
+        9.0,
+        "container.build_args.CUDA_ARCHS = 9.0 should be text: put quotes round it.",
+    ),
+    ("container.build_args.BUILD_JOBS", 0, "container.build_args.BUILD_JOBS = 0 should be above 0."),
     ("defaults", 5, "defaults = 5 should hold keys with values."),
     ("defaults.precision", "bf61", f"precision = 'bf61' is unknown: {PRECISIONS}; did you mean 'bf16'?"),
 ]
@@ -124,6 +149,13 @@ def test_every_mistake_is_told_at_once() -> None:
 def test_a_device_whose_folder_would_be_taken_for_something_else_is_refused(device: str) -> None:
     with pytest.raises(StudyError, match="device"):
         validate({**MINIMAL, "device": device})
+
+
+@pytest.mark.parametrize("container", [{}, {"image": PUBLISHED}, {"build_args": {"BUILD_JOBS": 2}}], ids=str)
+def test_a_container_is_read_back_as_it_was(container: dict[str, Any]) -> None:
+    study = validate(changed("container", container))
+    assert validate(study.model_dump(mode="json")) == study
+    jsonschema.validate(changed("container", container), Study.model_json_schema(), jsonschema.Draft202012Validator)
 
 
 def test_the_shipped_study_is_valid() -> None:
@@ -244,6 +276,9 @@ def test_the_schema_is_valid_and_accepts_the_shipped_study() -> None:
         ("window.min_steps", 0),
         ("title", ""),
         ("comparisons.c.title", ""),
+        ("container.builder", "dockr"),
+        ("container.image", "docker://a/b:latest"),
+        ("container.build_args.APEX", "x"),
     ],
 )
 def test_the_schema_refuses_what_the_study_refuses(path: str, value: Any) -> None:

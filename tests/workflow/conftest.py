@@ -1,11 +1,26 @@
 from __future__ import annotations
 
+import os
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tree import CONFIG, REPORTING, Tree, runs
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """What the image's tests build on. Who asks for them has what they need: nothing is skipped."""
+    missing = [
+        tools
+        for tools in ("apptainer singularity", "docker podman buildah")
+        if not any(map(shutil.which, tools.split()))
+    ]
+    assert not missing, f"on the PATH is none of: {missing}"
+    assert "HALFSTEP_TEST_BASE_IMAGE" in os.environ, "it names a Debian 12 with python3-venv that the builder has"
+    return os.environ["HALFSTEP_TEST_BASE_IMAGE"]
 
 
 @pytest.fixture

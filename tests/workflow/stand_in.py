@@ -11,11 +11,14 @@ import random
 import signal
 import statistics
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 NEED_A_GPU = ("fp16", "tf32")
 STEPS = 5
+# of the default optimizer: on a GPU a run counts only with it
+KERNEL = "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false>>()"
 
 
 def environment():
@@ -26,10 +29,14 @@ def environment():
 
 
 def measure(run, emit):
+    print(f"sys.path: {json.dumps(sys.path)}", f"planted: {find_spec('planted') is not None}", sep="\n", flush=True)
     emit("environment", environment=environment())
-    if Path("hang").exists():
+    hang = Path("hang")
+    if hang.exists():
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         emit("phase", phase="hanging")
+        if hang.is_fifo():  # to a test that cannot see this output
+            hang.write_text(f"{os.getpid()}\n")
         signal.sigwait([signal.SIGUSR1])  # "go on"
     if run["precision"] in NEED_A_GPU:
         return {"status": "unsupported", "reason": f"{run['precision']} needs an NVIDIA GPU; this run is on the CPU"}
@@ -55,6 +62,7 @@ def measure(run, emit):
             "compile_s": None if run["compile"] == "none" else 0.4,
         },
         "steps": [{"step": number, "step_ms": ms, "wall_ms": ms, **step} for number, ms in enumerate(times)],
+        "kernels": [] if run["device"] == "cpu" else [{"kernel": KERNEL, "calls_per_step": 1, "ms_per_step": 1.0}],
         "applied": {"gemm": "fp32"},
     }
 
@@ -89,6 +97,11 @@ def stand_in(name, **contents):
 if "halfstep.measure.child" in sys.orig_argv and "halfstep.measure.parity" not in "".join(sys.orig_argv):
     stand_in("halfstep.measure.training", measure=measure)
     stand_in("halfstep.measure.operators", measure=measure_operator)
+elif Path("gpu").exists() and "run" in sys.orig_argv:
+    from halfstep.system import gpu  # before the supervisor takes the function from there
+
+    found = gpu.Gpu(0, Path("gpu").read_text(), "NVIDIA H200", "h200", 139.8, (9, 0), "580.0", "13.0", 700.0, 700.0)
+    gpu.visible_gpu = lambda: found
 elif "doctor" in sys.orig_argv:
     stand_in(
         "halfstep.system.doctor",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_image import path_without
 from tree import CONFIG, Tree, side_by_side
 
 Config = dict[str, Any]
@@ -198,7 +199,6 @@ CASES: dict[str, Case] = {
         SNAKEMAKE,
         ("config.yaml: cannot be read", "No such file"),
     ),
-    "no image yet": call_case((*SNAKEMAKE, "--use-singularity"), ("--use-singularity",)),
 }
 
 
@@ -210,7 +210,7 @@ def refuse(tree: Tree, *command: str) -> list[str]:
     imported = torch / "imported"
     text = f"open({str(imported)!r}, 'w').close()\nraise RuntimeError('torch was imported')\n"
     (torch / "__init__.py").write_text(text, encoding="utf-8")
-    path = str(torch.parent) if command[0] == "snakemake" else f"{torch.parent}:src"
+    path = str(torch.parent) if "snakemake" in command else f"{torch.parent}:src"
     done = tree.call(*command, PYTHONPATH=path)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -242,6 +242,13 @@ def test_one_sentence(case: str, refusals: dict[str, Future[list[str]]]) -> None
     (sentence,) = refusals[case].result()
     for part in CASES[case][2]:
         assert part in sentence
+
+
+def test_an_image_without_apptainer(finished: Tree, tmp_path: Path) -> None:
+    path = path_without(tmp_path / "bin", "apptainer", "singularity")
+    command = ("env", f"PATH={path}", *SNAKEMAKE, "--use-singularity")
+    (sentence,) = refuse(finished.copy(tmp_path / "tree"), *command)
+    assert "neither apptainer nor singularity is on the PATH" in sentence and "runs on the host" in sentence
 
 
 def test_the_planted_torch_would_be_noticed(finished: Tree, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def jobs_in(output: str) -> list[str]:
     """The jobs that Snakemake lists, in its order: `rule` or `measure_variant comparison/variant/n`."""
     jobs: list[str] = []
     for line in output.splitlines():
-        if rule := re.fullmatch(r"(?:local)?rule (\w+):", line):
+        if rule := re.fullmatch(r"(?:local)?(?:rule|checkpoint) (\w+):", line):
             jobs.append(rule[1])
         elif wildcards := re.fullmatch(r"    wildcards: (.+)", line):
             jobs[-1] += " " + "/".join(pair.partition("=")[2] for pair in wildcards[1].split(", "))
@@ -97,6 +97,8 @@ def side_by_side(
 class Tree:
     """Snakefile, rules and sources, config.yaml and what Snakemake made there."""
 
+    limit_s: float = LIMIT_S
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.begun: list[str] = []
@@ -106,7 +108,8 @@ class Tree:
     def make(cls, root: Path, config: Mapping[str, Any], *, stand_in: bool) -> Self:
         """A fresh tree, which measures for real or by the stand-in."""
         root.mkdir(parents=True)
-        for name in ("Snakefile", "rules", "src", "profiles", "Makefile", "pyproject.toml", "requirements-train.lock"):
+        names = ("Snakefile", "rules", "src", "profiles", "docker", ".dockerignore", "Makefile", "pyproject.toml")
+        for name in (*names, "requirements-train.lock"):
             source = PROJECT / name
             if source.is_dir():
                 shutil.copytree(source, root / name)
@@ -147,7 +150,7 @@ class Tree:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=self.limit_s,
         )
 
     def snakemake(self, *arguments: str, cores: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -187,20 +190,26 @@ class Tree:
             if path.is_file() and "__pycache__" not in path.parts and path.parent != self.root / ".snakemake" / "log"
         }
 
-    def processes(self) -> list[str]:
-        """The commands of all processes that work in this tree."""
-        found = []
+    def running(self) -> dict[psutil.Process, str]:
+        """All processes that work in this tree, with their commands."""
+        found = {}
         for process in psutil.process_iter():
             try:
                 if Path(process.cwd()).is_relative_to(self.root):
-                    found.append(" ".join(process.cmdline()))
+                    found[process] = " ".join(process.cmdline())
             except psutil.Error:  # gone, or a zombie
                 continue
         return found
 
+    def processes(self) -> list[str]:
+        return list(self.running().values())
+
     @contextmanager
-    def started(self, *arguments: str, until: str, **environment: str) -> Iterator[Call]:
-        """Snakemake in a session of its own, as from a terminal, once its output holds `until`."""
+    def started(self, *arguments: str, until: str, nodes: bool = False, **environment: str) -> Iterator[Call]:
+        """Snakemake in a session of its own, as from a terminal, once a line of its output holds `until`.
+
+        With `nodes` its jobs are not below it.
+        """
         process = subprocess.Popen(
             ["snakemake", "--cores", "1", *arguments],
             cwd=self.root,
@@ -217,8 +226,9 @@ class Tree:
         watchdog = threading.Timer(LIMIT_S, call.kill)
         watchdog.start()
         try:
-            call.read_until(until)
-            call.note_family()
+            call.last_line = call.read_until(until)
+            if not nodes:
+                call.note_family()
             yield call
         finally:
             watchdog.cancel()
@@ -231,14 +241,15 @@ class Call:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.family: list[psutil.Process] = []
+        self.last_line = ""
 
-    def read_until(self, text: str) -> None:
+    def read_until(self, text: str) -> str:
         assert self.process.stdout is not None
         seen = []
         for line in self.process.stdout:
             seen.append(line)
             if text in line:
-                return
+                return line
         raise AssertionError(f"Snakemake ended before {text!r}:\n{''.join(seen)}")
 
     def note_family(self) -> None:

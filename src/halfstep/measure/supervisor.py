@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -16,21 +17,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halfstep.kernel_kinds import kind_of
 from halfstep.measure.ancestor import snakemake_pidfd
 from halfstep.measure.progress import Progress
 from halfstep.registry import NEEDS_GPU
 from halfstep.runs import Run
-from halfstep.system.gpu import Gpu, GpuError, visible_gpu
+from halfstep.system.container import why_no_gpu_inside
+from halfstep.system.gpu import Gpu, GpuError, hidden, visible_gpu
+from halfstep.system.gpu_lock import GpuLock
 from halfstep.system.switches import switches, without_switches
 from halfstep.system.telemetry import Sampler, Telemetry
+from halfstep.validity import verdict
 
 LOG_HEAD, LOG_TAIL = 64 * 1024, 256 * 1024
+LOCK_WAIT_S = 1.0  # between two tries to take the GPU's lock
 LONGEST_WAIT_S = 3600.0  # epoll takes no more than 24 days, and timeout_s may be more
 
 
@@ -118,11 +122,14 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
 
     Raises:
         Orphaned: the Snakemake that started us ended; the child is dead.
+        OSError: the GPU's lock cannot be made or opened.
     """
     try:
         gpu = None if run.device == "cpu" else visible_gpu()
     except GpuError as error:  # lost since Snakemake looked, or another node's CUDA_VISIBLE_DEVICES
         return Outcome("unsupported", str(error)), None
+    if run.device != "cpu" and gpu is None and not hidden() and (reason := why_no_gpu_inside()):
+        return Outcome("unsupported", reason[0]), None
     if run.device != "cpu" and (gpu is None or gpu.slug != run.device):
         there = f"the GPU here is {gpu.slug!r} ({gpu.name})" if gpu else "no NVIDIA GPU is visible here"
         return Outcome("unsupported", f"asked to measure on {run.device!r}, and {there}"), gpu
@@ -133,7 +140,7 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
     if note:
         note = f"kept from the measuring process, which is told by its run alone: {note}\n"
         print(f"{title}: {note}", end="", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder, Progress(title) as progress:
+    with locked(gpu, title), tempfile.TemporaryDirectory() as folder, Progress(title) as progress:
         child = Child(run, gpu, out, Path(folder) / "result.json")
         try:
             outcome = child.watch(progress)
@@ -143,14 +150,53 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
             child.kill()
 
 
+@contextlib.contextmanager
+def locked(gpu: Gpu | None, title: str) -> Iterator[None]:
+    """The GPU for us alone, as far as others ask for it too; waits for those who had it before.
+
+    Raises:
+        Orphaned: Snakemake ended while we waited.
+        OSError: the lock cannot be made or opened.
+    """
+    if gpu is None:
+        yield
+        return
+    lock = GpuLock(gpu.uuid, title)
+    try:
+        told = ""
+        while not lock.acquire():
+            if (holder := lock.holder()) != told:
+                print(f"{title}: waits for the GPU, which {holder} has", file=sys.stderr, flush=True)
+                told = holder
+            rest(LOCK_WAIT_S)
+        yield
+    finally:
+        lock.release()
+
+
+def rest(seconds: float) -> None:
+    """Wait, unless Snakemake is gone.
+
+    Raises:
+        Orphaned: it is.
+    """
+    try:
+        ancestor = snakemake_pidfd()
+    except ProcessLookupError:
+        raise Orphaned from None
+    if ancestor is None:
+        time.sleep(seconds)
+        return
+    try:
+        if select.select([ancestor], [], [], seconds)[0]:
+            raise Orphaned
+    finally:
+        os.close(ancestor)
+
+
 def summaries(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A result's rows of summary.csv: one of a training step, one per case of an operator."""
     return result.get("summaries") or [result.get("summary", {})]
-
-
-def is_fp8_gemm(kernel: Mapping[str, Any]) -> bool:
-    """Whether a row of kernels.csv is an FP8 matrix product."""
-    return kind_of(kernel["kernel"]) == "FP8 GEMM"
 
 
 class Child:
@@ -255,12 +301,12 @@ class Child:
             if self.outcome.status == "ok" and self.run.compiles and not all(row.get("compile_s") for row in done):
                 self.outcome.status = "invalid"
                 self.outcome.reason = f"compile is {self.run.compile!r}, and torch.compile compiled nothing"
-            kernels = self.outcome.result.get("kernels", [])
-            fp8 = self.outcome.result.get("applied", {}).get("gemm") == "fp8"
-            if self.outcome.status == "ok" and fp8 and kernels and not any(map(is_fp8_gemm, kernels)):
-                self.outcome.status = "invalid"
-                asked = self.run.precision or self.run.gemm
-                self.outcome.reason = f"{asked!r} was to run in FP8, and no FP8 kernel ran in a profiled step"
+            result = self.outcome.result
+            judged = verdict(
+                self.run.model_dump(), result.get("applied", {}), result.get("kernels", []), result.get("steps", [])
+            )
+            if self.outcome.status == "ok" and judged:
+                self.outcome.status, self.outcome.reason = judged
             disturbance = self.outcome.telemetry.disturbance() if self.outcome.telemetry else None
             if self.outcome.status == "ok" and disturbance:
                 self.outcome.status, self.outcome.reason = "disturbed", disturbance

@@ -27,6 +27,7 @@ from halfstep.report import snapshot
 from halfstep.report.claims import CLAIMS_COLUMNS, claim_rows
 from halfstep.report.origin import check_numbers, check_record
 from halfstep.report.parity import PARITY_COLUMNS, Parity, Verdicts, collect_parity, struck
+from halfstep.report.proofs import PROOFS_COLUMNS, proof_row
 from halfstep.report.protocols import STEP_TIME, by_protocol
 from halfstep.report.tables import (
     KERNELS_TABLE_COLUMNS,
@@ -42,6 +43,7 @@ from halfstep.report.tables import (
 )
 from halfstep.runs import Run, RunKey, Scope, resolve, run_keys
 from halfstep.study import Study
+from halfstep.validity import verdict
 
 TEXT_RESULTS = {"sample_unit", "compile_cache", "value"}
 UNTIMED = ("dtypes",)  # operators whose cases are values
@@ -54,10 +56,11 @@ NO_RECORD = "no record: the job never ended by itself"
 
 @dataclass
 class Collected:
-    """One run: its rows of runs.csv (an operator has one per case) and, if it is ok, its kernels."""
+    """One run: its rows of runs.csv, an operator's one per case; if it is ok, its kernels and what it applied."""
 
     rows: list[Row]
     kernels: list[Row] = field(default_factory=list)
+    applied: dict[str, Any] = field(default_factory=dict)
 
 
 AllRuns = Mapping[tuple[str, str], list[Collected]]
@@ -108,6 +111,8 @@ def collect(
         for row in kernel_rows(comparison, variant, [(run.rows[0], run.kernels) for run in found])
     ]
     write_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS, kernels)
+    proofs = (proof_row([(run.rows[0], run.applied, run.kernels) for run in found]) for found in runs.values())
+    write_csv(tables / "proofs.csv", PROOFS_COLUMNS, [row for row in proofs if row])
     by_case = {key: _by_case(found) for key, found in runs.items()}
     smoke = scope.scale == "smoke"
     write_csv(tables / "claims.csv", CLAIMS_COLUMNS, claim_rows(study, by_case, kernels, verdicts, smoke=smoke))
@@ -169,7 +174,7 @@ def _ranking(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
 
 
 def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol: str = "fair") -> Collected:
-    """What a run's folder holds, or why that cannot be used."""
+    """What a run's folder holds, or why that cannot be used. Whether an ok run shows what was asked is judged anew."""
     if not (folder / "record.json").exists():
         return Collected([_row_without_numbers(key, run, "missing", NO_RECORD)])
     try:
@@ -185,7 +190,15 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol:
         check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
     except RecordError as error:
         return Collected([_row_without_numbers(key, run, "stale", str(error))])
-    return Collected(summary, kernels if record["status"] == "ok" else [])
+    if record["status"] != "ok":
+        return Collected(summary)
+    applied = record.get("applied") or {}
+    if judged := verdict(record["run"], applied, kernels, steps):
+        status, reason = judged
+        return Collected(
+            [{**row, "status": status, "reason": reason} if row["status"] == "ok" else row for row in summary]
+        )
+    return Collected(summary, kernels, applied)
 
 
 def _row_without_numbers(key: RunKey, run: Run, status: str, reason: str) -> Row:

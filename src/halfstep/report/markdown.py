@@ -20,6 +20,7 @@ from halfstep.report import (
     parity_figure,
     parity_section,
     problems,
+    proofs,
     provenance,
     training,
 )
@@ -71,13 +72,19 @@ def render(results: Results) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"prose": prose, "number": digits, "variant_cells": training.variant_cells}
+    environment.filters |= {
+        "prose": prose,
+        "number": digits,
+        "variant_cells": training.variant_cells,
+        "proof_cells": proofs.cells,
+    }
     smoke = results.scope.scale == "smoke"
     text = environment.get_template("report.md.j2").render(
         results=results,
         training=training,
         parity=parity_section,
         families=parity_section.families(results),
+        proofs=proofs,
         first_line=answers.first_line(results),
         what_to_use=answers.what_to_use,
         clocked=answers.clocked(results),
@@ -86,13 +93,13 @@ def render(results: Results) -> str:
         replicates=answers.replicates(results),
         operators=operators,
         ok=sum(row["status"] == "ok" for row in results.one_per_run),
-        problems=problems.problems(results.one_per_run),
+        problems=problems.problems(results.one_per_run, results.scope.image),
         capabilities=problems.missing_capabilities(results),
         figures=_figures(results),
         environments=provenance.environments(results),
         sittings=provenance.sittings(results),
         code_versions=provenance.code_versions(results),
-        command=problems.SNAKEMAKE + " --use-singularity" * results.scope.image,
+        command=problems.SNAKEMAKE + problems.IN_IMAGE * results.scope.image,
         smoke=smoke,
         window=SMOKE_WINDOW if smoke else results.study.window,
     )

@@ -32,9 +32,11 @@ def gemm(squares: Mapping[bool, Series], layers: Mapping[bool, Series], order: S
         axes[0][column].set_title("with the casts from bf16" if casts else "operands cast already", fontsize=8)
         if below:
             _over_places(axes[1][column], layers.get(casts, {}), order, joined=False)
+            axes[1][column].set_xlabel("forward product of a linear layer of ViT-Huge")
     for row in axes:
         row[0].set_ylabel("TFLOP/s")
         row[0].set_ylim(bottom=0)
+    figure.set_layout_engine("constrained", hspace=0.08)  # else the upper labels read as titles of the lower panels
     sns.despine(figure)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(labels)), frameon=False)

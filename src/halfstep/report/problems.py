@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from halfstep.report.tables import Row
 
 SNAKEMAKE = "snakemake --cores 1"
 LONGEST_REASON = 600  # characters; the whole reason is in tables/runs.csv
+IN_IMAGE = " --use-singularity"  # for runs that were made in the image
 # in the order in which a reader should know of them
 REMEDIES: dict[str, str] = {
     "missing": f"`{SNAKEMAKE}` measures them.",
@@ -38,8 +40,11 @@ class Problem:
     lines: list[tuple[str, str, str, str]]
 
 
-def problems(runs: Iterable[Row]) -> list[Problem]:
-    """The runs that are not ok, by status, then variant and reason; `runs` holds one row each."""
+def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
+    """The runs that are not ok, by status, then variant and reason; `runs` holds one row each.
+
+    `image`: they are made in the image, and so again only with the flag for it.
+    """
     grouped: dict[str, dict[tuple[str, str, str], list[int]]] = {status: {} for status in REMEDIES}
     for row in runs:
         if row["status"] != "ok":
@@ -50,12 +55,18 @@ def problems(runs: Iterable[Row]) -> list[Problem]:
             wording.status(status),
             sum(map(len, lines.values())),
             TABLE_STATUSES[status],
-            REMEDIES[status],
+            _with_flag(REMEDIES[status]) if image else REMEDIES[status],
             [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), _cut(key[2])) for key, n in lines.items()],
         )
         for status, lines in grouped.items()
         if lines
     ]
+
+
+def _with_flag(remedy: str) -> str:
+    return re.sub(r"make remeasure STATUS=\w+", rf"\g<0> ARGS={IN_IMAGE.strip()}", remedy).replace(
+        f"`{SNAKEMAKE}`", f"`{SNAKEMAKE}{IN_IMAGE}`"
+    )
 
 
 def _cut(reason: str) -> str:

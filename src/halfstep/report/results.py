@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from halfstep.report import snapshot
 from halfstep.report.bands import OUTSIDE
 from halfstep.report.claims import CLAIMS_COLUMNS
 from halfstep.report.parity import PARITY_COLUMNS
+from halfstep.report.proofs import PROOFS_COLUMNS
 from halfstep.report.protocols import by_protocol, clock
 from halfstep.report.statistics import Ranking, Ratio
 from halfstep.report.tables import (
@@ -85,6 +86,7 @@ class ComparisonResult:
     baseline: str
     variants: list[VariantResult]
     ranking: Ranking | None  # of those that do not train out of bounds; None where none of them was measured
+    proofs: list[Row] = field(default_factory=list)  # of proofs.csv
     clock: str = ""  # what the step time is where it is not the median by the device's clock
 
     @property
@@ -180,6 +182,7 @@ def load(scope_dir: Path) -> Results:
             reason=row["reason"],
         )
         rankings.setdefault(row["comparison"], {}).setdefault(row["fastest"], {})[row["variant"]] = ratio
+    proofs = read_csv(tables / "proofs.csv", PROOFS_COLUMNS)
     kernels: dict[tuple[str, str], dict[str, float]] = {}
     for row in read_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
         kernels.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
@@ -202,6 +205,7 @@ def load(scope_dir: Path) -> Results:
             comparison.baseline,
             found[name],
             _ranking(rankings.get(name, {}), found[name]),
+            [row for row in proofs if row["comparison"] == name],
             clock(comparison.protocol, scope),
         )
         for name, comparison in trained.items()

@@ -20,7 +20,9 @@ def scope_by_name(folder: Path) -> Scope:
 
 def write(folder: Path, scope: Scope, study: Study) -> None:
     # not sorted: the order of comparisons and variants is that of every table and figure
-    text = json.dumps({"scope": scope.name, "study": study.model_dump(mode="json")}, indent=1)
+    # not `container`: it says where an image is got from, and the records say which one they were made in
+    found = study.model_dump(mode="json", exclude={"container"})
+    text = json.dumps({"scope": scope.name, "study": found}, indent=1)
     write_text(folder / FILE, text + "\n")
 
 

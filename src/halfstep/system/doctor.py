@@ -12,7 +12,6 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -23,8 +22,9 @@ from rich.text import Text
 from halfstep.system.absence import why_no_cuda, why_no_gpu
 from halfstep.system.capabilities import CAPABILITIES, PROBES
 from halfstep.system.children import outcome, run_probes
+from halfstep.system.container import container, why_no_gpu_inside
 from halfstep.system.environment import cpu_model
-from halfstep.system.gpu import Gpu, GpuError, visible_gpu
+from halfstep.system.gpu import Gpu, GpuError, hidden, visible_gpu
 from halfstep.system.libraries import SETUP, LibraryError, locate
 from halfstep.system.probes import TIME_LIMIT_S
 from halfstep.system.probing import ALARMS, Probe
@@ -40,19 +40,19 @@ def examine() -> dict[str, Any]:
     facts, no_torch = _torch_or_reason()
     no_cuda = None
     if no_torch is None and "gpu" not in facts:  # where torch has a GPU, it may be that NVML does not answer
-        no_cuda = no_gpu or why_no_cuda(gpu, facts, SETUP)
+        no_cuda = no_gpu or _named("no CUDA GPU is visible", why_no_cuda(gpu, facts, SETUP))
 
     known: dict[str, dict[str, Any]] = {}
     for name, probe in PROBES.items():
         if name == "nvml":
             if no_gpu is not None:
-                known[name] = outcome("missing", f"no GPU is visible: {no_gpu[0]}", no_gpu[1])
+                known[name] = outcome("missing", *no_gpu)
         elif no_torch is not None:
             known[name] = no_torch
         elif (unusable := _library_or_reason(probe)) is not None:
             known[name] = unusable
         elif probe.cuda and no_cuda is not None:
-            known[name] = outcome("missing", f"no CUDA GPU is visible: {no_cuda[0]}", no_cuda[1])
+            known[name] = outcome("missing", *no_cuda)
 
     children: dict[str, list[str]] = {}
     for name, probe in PROBES.items():
@@ -94,21 +94,20 @@ def print_table(result: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def container() -> str:
-    """`apptainer`, `docker`, `podman`, or `host`."""
-    if os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER"):
-        return "apptainer"
-    if Path("/.dockerenv").exists():
-        return "docker"
-    return "podman" if Path("/run/.containerenv").exists() else "host"
-
-
 def _gpu_or_reason() -> tuple[Gpu | None, tuple[str, str] | None]:
+    """The GPU; or why there is none, and the remedy."""
     try:
         gpu = visible_gpu()
     except GpuError as error:
-        return None, (str(error).rstrip("."), "name a GPU that `nvidia-smi -L` lists")
-    return gpu, why_no_gpu() if gpu is None else None
+        return None, _named("no GPU is visible", (str(error).rstrip("."), "name a GPU that `nvidia-smi -L` lists"))
+    if gpu is not None:
+        return gpu, None
+    inside = None if hidden() else why_no_gpu_inside()
+    return None, inside or _named("no GPU is visible", why_no_gpu())
+
+
+def _named(what: str, reason: tuple[str, str]) -> tuple[str, str]:
+    return f"{what}: {reason[0]}", reason[1]
 
 
 def _torch_or_reason() -> tuple[dict[str, Any], dict[str, Any] | None]:

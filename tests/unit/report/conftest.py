@@ -36,10 +36,13 @@ KERNELS = {
     "norm": "void at::native::vectorized_layer_norm_kernel<float, float, false>(int, float)",
     "pointwise": "triton_poi_fused_gelu_view_8",
     "cast/scale": "void at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)",
-    "optimizer": "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizer>()",
+    "optimizer": "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4, (ADAM_MODE)0, false>>()",
     "copy": "Memset (Device)",
     "other": "some_kernel_of_nobody(float*)",
 }
+# without its kernels a run does not count
+FUSED = "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4, (ADAM_MODE){}, false>>()"
+OPTIMIZERS = {"adam_fused": FUSED.format(0), "adamw_fused": FUSED.format(1), "adam_foreach": "PointwiseOpScalar"}
 # what a variant does: ms per step, GiB, kernel ms by kind, or a status
 VIT = {"samples": 128, "unit": "images", "tflop": 128 * 0.98, "peak": 989.0}
 VIT_KERNELS = {"GEMM": 172.0, "attention": 20.0, "norm": 12.0, "pointwise": 136.0, "cast/scale": 9.0, "optimizer": 5.0}
@@ -131,6 +134,10 @@ def write_fixture_run(
     kernels: list[dict[str, Any]] = []
     if "ms" in behaviour:
         measured, steps, kernels = numbers(key, behaviour, scope.device == "cpu")
+        if scope.device != "cpu":
+            kernels += [
+                {"kind": "optimizer", "kernel": OPTIMIZERS[run.optimizer], "calls_per_step": 1, "ms_per_step": 0.0}
+            ]
         summary |= measured
     folder = scope_dir / "runs" / key[0] / key[1] / f"rep{key[2]}"
     write_run(folder, record, [summary], steps, kernels)

@@ -184,14 +184,3 @@ def test_why_nvml_has_no_gpu(monkeypatch, code, says, do):
 def test_a_driver_without_a_gpu(install_driver):
     install_driver()
     assert why_no_gpu()[0] == "the NVIDIA driver lists no GPU"
-
-
-def test_containers_by_their_own_signs(monkeypatch):
-    monkeypatch.setenv("APPTAINER_CONTAINER", "/x.sif")
-    assert doctor.container() == "apptainer"
-    monkeypatch.delenv("APPTAINER_CONTAINER")
-    monkeypatch.delenv("SINGULARITY_CONTAINER", raising=False)
-    monkeypatch.setattr(Path, "exists", lambda path: False)
-    assert doctor.container() == "host"
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/.dockerenv")
-    assert doctor.container() == "docker"

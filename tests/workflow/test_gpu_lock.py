@@ -1,0 +1,90 @@
+"""Two studies on one GPU take turns, run by run; whoever holds it lets go however it ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tree import CONFIG, Call, Tree
+
+from halfstep.system.gpu_lock import FOLDER, GpuLock
+
+FOLDER_OF_RUN = "results/h200/runs/lm/bf16/rep1"
+RECORD = f"{FOLDER_OF_RUN}/record.json"
+CHILD = "halfstep.measure.child"
+SUPERVISOR = ("-m", "halfstep", "run")
+
+
+@pytest.fixture
+def uuid() -> Iterator[str]:
+    """A GPU of this test alone."""
+    name = f"GPU-{uuid4()}"
+    yield name
+    (FOLDER / f"{name}.lock").unlink()
+
+
+@pytest.fixture
+def study(tmp_path: Path, uuid: str) -> Callable[[str], Tree]:
+    """A tree that measures on the made-up GPU by the stand-in."""
+
+    def make(name: str) -> Tree:
+        tree = Tree.make(tmp_path / name, {**CONFIG, "device": "h200"}, stand_in=True)
+        tree.write("gpu", uuid)
+        return tree
+
+    return make
+
+
+def waits(call: Call) -> None:
+    """Until it says that it does, and for whom."""
+    call.read_until("lm/bf16 rep1: waits for the GPU, which lm/bf16 rep1 (process ")
+
+
+def test_they_take_turns(study: Callable[[str], Tree]) -> None:
+    first, second = study("first"), study("second")
+    first.write("hang", "")
+    with first.started(RECORD, until="hanging") as holder, second.started(RECORD, until="localrule") as waiter:
+        waits(waiter)
+        assert not (second.root / RECORD).exists()
+        holder.one(CHILD).send_signal(signal.SIGUSR1)
+        assert holder.end()[0] == 0
+        code, output = waiter.end()
+    assert code == 0, output
+    assert "lm/bf16 rep1: ok" in output
+
+
+@pytest.mark.parametrize("who", [CHILD, "supervisor", "snakemake"])
+def test_who_is_killed_lets_go(who: str, study: Callable[[str], Tree]) -> None:
+    first, second = study("first"), study("second")
+    first.write("hang", "")
+    with first.started(RECORD, until="hanging") as holder, second.started(RECORD, until="localrule") as waiter:
+        waits(waiter)
+        victim = {"supervisor": lambda: holder.one(*SUPERVISOR), "snakemake": lambda: holder.process}
+        victim.get(who, lambda: holder.one(CHILD))().kill()
+        code, output = waiter.end()
+    assert code == 0, output
+
+
+def test_who_waits_is_not_left_behind(study: Callable[[str], Tree]) -> None:
+    first, second = study("first"), study("second")
+    first.write("hang", "")
+    with first.started(RECORD, until="hanging"), second.started(RECORD, until="localrule") as waiter:
+        waits(waiter)
+        waiter.process.kill()
+        waiter.process.wait()
+        assert waiter.survivors() == []
+        assert second.processes() == []
+
+
+def test_another_gpu_is_not_waited_for(study: Callable[[str], Tree], uuid: str) -> None:
+    tree = study("tree")
+    lock = GpuLock(f"{uuid}-another", "something else")
+    try:
+        assert lock.acquire()
+        assert tree.run(RECORD) == ["measure_variant lm/bf16/1"]
+    finally:
+        lock.release()
+        lock.path.unlink()
