@@ -13,6 +13,7 @@ from halfstep.report.tables import Row
 
 SNAKEMAKE = "snakemake --cores 1"
 LONGEST_REASON = 600  # characters; the whole reason is in tables/runs.csv
+LAUNCH_BOUND = 0.1  # share of the step in which the GPU idles, from which on the CPU is said to set the pace
 IN_IMAGE = " --use-singularity"  # for runs that were made in the image
 # in the order in which a reader should know of them
 REMEDIES: dict[str, str] = {
@@ -46,21 +47,41 @@ def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
     `image`: they are made in the image, and so again only with the flag for it.
     """
     grouped: dict[str, dict[tuple[str, str, str], list[int]]] = {status: {} for status in REMEDIES}
-    for row in runs:
+    rows = list(runs)
+    for row in rows:
         if row["status"] != "ok":
             key = row["comparison"], row["variant"], row["reason"]
             grouped[row["status"]].setdefault(key, []).append(int(row["replicate"]))
+    remedies = REMEDIES | {"disturbed": REMEDIES["disturbed"] + _paced_by_cpu(rows)}
     return [
         Problem(
             wording.status(status),
             sum(map(len, lines.values())),
             TABLE_STATUSES[status],
-            _with_flag(REMEDIES[status]) if image else REMEDIES[status],
+            _with_flag(remedies[status]) if image else remedies[status],
             [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), _cut(key[2])) for key, n in lines.items()],
         )
         for status, lines in grouped.items()
         if lines
     ]
+
+
+def _paced_by_cpu(rows: Iterable[Row]) -> str:
+    """How many of the disturbed runs waited for the CPU, whose load nothing else shows, and what avoids that."""
+    waiting = [
+        row
+        for row in rows
+        if row["status"] == "disturbed"
+        and row["idle_ms"]
+        and float(row["idle_ms"]) > LAUNCH_BOUND * float(row["step_ms_mean"])
+    ]
+    if not waiting:
+        return ""
+    return (
+        f" In {wording.count(len(waiting), 'run')} of these the GPU idled for over {wording.percent(LAUNCH_BOUND)} of "
+        "the step: the CPU's launches set the pace, and vary with its load. `compile: graphs` or a larger batch avoids "
+        "that."
+    )
 
 
 def _with_flag(remedy: str) -> str:
