@@ -1,6 +1,9 @@
 # One job per recipe of the study, and one per seed of the fp32 references that they are judged by. Nothing is timed.
-# Params and log as in measure.smk.
-rule train_recipe:
+from halfstep.parity.plan import why_not
+
+
+# Image, command, and what a scheduler is asked for are those of a measurement; params and log as there.
+use rule measure_variant as train_recipe with:
     output:
         multiext(f"{PARITY_FOLDER}/", "record.json", "curve.csv"),
     log:
@@ -14,11 +17,11 @@ rule train_recipe:
         run=lambda w: trained(w).canonical(),
         code=lambda w: run_fingerprint(trained(w).modules.values()),
         folder=PARITY_FOLDER,
-    shell:
-        "PYTHONPATH=src python3 -m halfstep run {params.run:q} {params.folder} --code {params.code}"
 
 
 # Parity alone, for a sitting that is only to check recipes. The next call of everything reports on it.
+# That there is nothing to train must not look like success to who asks for just that.
 rule parity:
     input:
-        PARITY_RECORDS,
+        lambda w: PARITY_RECORDS or stop(f"There is no parity run to make: {why_not(STUDY, SCOPE)}."),
+        [SIF] * IMAGE,

@@ -19,6 +19,7 @@ from halfstep.parity.plan import (
     parity_keys,
     recipe_of,
     resolve_parity,
+    why_not,
 )
 from halfstep.registry import COMPILES, LEARNABLE, NORMS, OPTIMIZERS, PRECISIONS, WORKLOADS
 from halfstep.runs import Run, Scope, resolve
@@ -124,11 +125,14 @@ def test_parity_runs_are_made_at_full_scale_unless_the_study_says_otherwise() ->
     for said, full, small in (("auto", True, False), ("always", True, True), ("never", False, False)):
         study = study_of({"a": {}}, parity=said)
         assert (bool(parity_keys(study, H200)), bool(parity_keys(study, smoke))) == (full, small)
+        assert (not why_not(study, H200), not why_not(study, smoke)) == (full, small)
 
 
 def test_operators_have_none() -> None:
     comparison = {"workload": "norm", "baseline": "a", "variants": {"a": {}}}
-    assert parity_keys(validate({"comparisons": {"c": comparison}}), H200) == []
+    study = validate({"comparisons": {"c": comparison}})
+    assert parity_keys(study, H200) == []
+    assert why_not(study, H200) == "no workload of the study has data that can be learnt"
 
 
 def test_folders_are_no_ones_else() -> None:

@@ -80,10 +80,10 @@ class Diverges(Precision):
         super().backward(loss * float("nan") if self.steps == 20 else loss)
 
 
-class SkipsEverySteps(AdamW):
+class SkipsEveryStep(AdamW):
     def step(self, closure: Any = None) -> None:
         """Nothing."""
 
 
 def skips_every_step(parameters: Any, capturable: bool) -> torch.optim.Optimizer:
-    return SkipsEverySteps(parameters, lr=1e-3)
+    return SkipsEveryStep(parameters, lr=1e-3)

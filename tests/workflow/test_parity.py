@@ -1,34 +1,39 @@
 """Loss parity through the real Snakemake, supervisor and training step: right recipes pass, planted wrong ones do not.
 
-Timed runs are the stand-in's. What is trained is the language model at smoke size, on one core, where two that others
-use too would wait for each other most of the time.
+Timed runs are the stand-in's. What is trained is the language model at smoke size.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tree import REPORTING, Tree, runs
 
+from halfstep.measure import parity
+from halfstep.measure.row import write_parity
+from halfstep.measure.supervisor import Outcome
+from halfstep.parity.plan import parity_keys, resolve_parity
+from halfstep.records import read_record
+from halfstep.report.parity import collect_parity
+from halfstep.runs import Scope
+from halfstep.study import validate
+
 PLANTED = Path(__file__).with_name("planted.py")
-MODULE = "halfstep.recipes.planted"
 # names that a CPU takes, and what they stand for in this tree
 PRECISIONS = {
     "native_delayed": "HalfLearningRate",
     "native_delayed_no_init": "UnscaledE4m3Gradients",
     "torchao_tensorwise": "DroppedBias",
-    "torchao_rowwise": "UnusedBias",
     "torchao_rowwise_with_gw_hp": "OtherData",
-    "te_linears_current": "Diverges",
 }
-OPTIMIZERS = {"adamw_forloop": "skips_every_step"}
 FAMILY = "lm+adamw_fused+layernorm"
+SCOPE = "results/cpu-smoke"
 CONFIG: dict[str, Any] = {
     "title": "A study",
     "scale": "smoke",
@@ -43,10 +48,7 @@ CONFIG: dict[str, Any] = {
                 "fp32": {},
                 "bf16": {"precision": "bf16"},
                 "compiled": {"precision": "bf16", "compile": "blocks"},
-                "foreach": {"optimizer": "adamw_foreach"},
                 **{name.replace("_", "-"): {"precision": name} for name in PRECISIONS},
-                "lazy": {"optimizer": "adamw_forloop"},
-                "lazy-bf16": {"precision": "bf16", "optimizer": "adamw_forloop"},
             },
         }
     },
@@ -58,15 +60,17 @@ def trained(*recipes: str) -> set[str]:
 
 
 REFERENCES = tuple(f"reference/{n}" for n in range(1, 6))
+RECIPES = ("bf16", "bf16+blocks", *PRECISIONS)
+EVERY_RUN = trained(*REFERENCES, *(f"{recipe}/1" for recipe in RECIPES))
 
 
 def plant(tree: Tree) -> None:
     """Put the wrong recipes where the study names right ones."""
     shutil.copy2(PLANTED, tree.root / "src" / "halfstep" / "recipes" / "planted.py")
     registry = tree.read("src/halfstep/registry.py")
-    for name, planted in {**PRECISIONS, **OPTIMIZERS}.items():
+    for name, planted in PRECISIONS.items():
         line = next(line for line in registry.splitlines() if line.startswith(f'    "{name}": '))
-        registry = registry.replace(line, f'    "{name}": "{MODULE}:{planted}",')
+        registry = registry.replace(line, f'    "{name}": "halfstep.recipes.planted:{planted}",')
     # what the right ones of these names need, the planted ones do not
     registry += f"\nNEEDS_GPU -= {set(PRECISIONS)!r}\n"
     tree.write("src/halfstep/registry.py", registry)
@@ -77,21 +81,12 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """A tree after parity alone and then all the rest. Only to be copied."""
     tree = Tree.make(tmp_path_factory.mktemp("parity") / "tree", CONFIG, stand_in=True)
     plant(tree)
-    whole = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(whole)})
-    try:
-        # in parts, each of which is far from the limit of a call
-        references = [f"results/cpu-smoke/parity/{FAMILY}/reference/seed{n}/record.json" for n in range(1, 6)]
-        assert set(tree.run(*references)) == trained(*REFERENCES)
-        precisions = [f"results/cpu-smoke/parity/{FAMILY}/{name}/seed1/record.json" for name in PRECISIONS]
-        tree.run(*precisions)
-        tree.run("parity")
-        record = json.loads(tree.read(f"results/cpu-smoke/parity/{FAMILY}/reference/seed1/record.json"))
-        # the same environment: else no parity run would speak for a timed one
-        tree.write("environment.json", json.dumps(record["environment"]))
-        tree.run()
-    finally:
-        os.sched_setaffinity(0, whole)
+    tree.write("trains", "")
+    assert set(tree.run("parity", cores=2)) == EVERY_RUN | {"parity"}
+    # the same environment: else no parity run would speak for a timed one
+    record = read_record(tree.root / f"{SCOPE}/parity/{FAMILY}/reference/seed1")
+    tree.write("environment.json", json.dumps(record["environment"]))
+    tree.run()
     return tree
 
 
@@ -101,17 +96,20 @@ def tree(checked: Tree, tmp_path: Path) -> Tree:
 
 
 def rows(tree: Tree, table: str, name: str) -> dict[str, dict[str, str]]:
-    return {row[name]: row for row in tree.rows(f"results/cpu-smoke/tables/{table}.csv")}
+    return {row[name]: row for row in tree.rows(f"{SCOPE}/tables/{table}.csv")}
+
+
+def is_right(found: Mapping[str, str]) -> bool:
+    """Within, and its own seed's loss far more closely than that of another seed."""
+    assert (found["status"], found["verdict"], found["why"]) == ("ok", "within", ""), found
+    return abs(float(found["own_deviation"])) < 0.3 * float(found["visible"])
 
 
 def test_right_recipes_are_within(checked: Tree) -> None:
     found = rows(checked, "parity", "recipe")
-    for recipe in ("bf16", "bf16+blocks", "adamw_foreach"):
-        assert (found[recipe]["status"], found[recipe]["verdict"], found[recipe]["why"]) == ("ok", "within", "")
-        # its own seed's loss far more closely than that of another seed
-        assert abs(float(found[recipe]["own_deviation"])) < 0.3 * float(found[recipe]["visible"])
-    assert found["adamw_foreach"]["steps"] == "300" and found["bf16+blocks"]["steps"] == "50"
-    reference = [row for row in checked.rows("results/cpu-smoke/tables/parity.csv") if row["recipe"] == "reference"]
+    assert is_right(found["bf16"]) and is_right(found["bf16+blocks"])
+    assert (found["bf16"]["steps"], found["bf16+blocks"]["steps"]) == ("300", "50")
+    reference = [row for row in checked.rows(f"{SCOPE}/tables/parity.csv") if row["recipe"] == "reference"]
     assert [row["verdict"] for row in reference] == ["reference"] * 5
 
 
@@ -120,23 +118,22 @@ def test_the_reference_has_learned(checked: Tree) -> None:
     assert float(rows(checked, "parity", "recipe")["bf16"]["reference_loss"]) < 3
 
 
+LESS_TRAINED = "gradients reach 136,768 parameters, and 136,960 in the fp32 reference"
+
+
 @pytest.mark.parametrize(
     ("recipe", "verdict", "why"),
     [
         ("native_delayed", "outside", " lie outside"),
         ("native_delayed_no_init", "outside", " lie outside"),
-        ("torchao_tensorwise", "outside", "gradients reach 136,768 parameters, and 136,960 in the fp32 reference"),
-        ("torchao_rowwise", "outside", "gradients reach 136,768 parameters, and 136,960 in the fp32 reference"),
+        ("torchao_tensorwise", "outside", LESS_TRAINED),
         (
             "torchao_rowwise_with_gw_hp",
             "not checked",
             "it saw other data than seed 1 of its fp32 reference, first in step 0",
         ),
-        ("te_linears_current", "outside", "the loss is not finite in 280 of 300 steps, first in step 20"),
-        ("adamw_forloop", "outside", "the final loss is"),
-        ("bf16+adamw_forloop", "outside", "above the mean of fp32's seeds"),
     ],
-    ids=["lr halved", "e4m3 without scale", "bias dropped", "bias unused", "other data", "diverges", "skips", "both"],
+    ids=PRECISIONS.values(),
 )
 def test_planted_recipes_are_caught(checked: Tree, recipe: str, verdict: str, why: str) -> None:
     found = rows(checked, "parity", "recipe")[recipe]
@@ -144,40 +141,73 @@ def test_planted_recipes_are_caught(checked: Tree, recipe: str, verdict: str, wh
     assert why in found["why"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "verdict", "why"),
+    [
+        ({"precision": "planted:UnusedBias"}, "outside", LESS_TRAINED),
+        ({"precision": "planted:Diverges"}, "outside", "the loss is not finite in 280 of 300 steps, first in step 20"),
+        ({"optimizer": "planted:skips_every_step"}, "outside", "the final loss is"),
+        ({"optimizer": "halfstep.recipes.optimizers:adamw_foreach"}, "within", ""),
+    ],
+    ids=["UnusedBias", "Diverges", "skips_every_step", "adamw_foreach"],
+)
+def test_others_are_judged_beside_the_same_reference(
+    tree: Tree, changed: dict[str, str], verdict: str, why: str
+) -> None:
+    """As if the recipe of this name had been another one, trained in this process."""
+    study, scope = validate(CONFIG), Scope("cpu", "smoke")
+    key = next(key for key in parity_keys(study, scope) if key.recipe.name == "bf16")
+    run, scope_dir = resolve_parity(study, scope, key), tree.root / SCOPE
+    modules = {**run.modules, "precision": "halfstep.recipes.precision.fp32:Fp32", **changed}
+    result = parity.measure({**run.model_dump(), "modules": modules}, lambda event, **details: None)
+    reference = read_record(scope_dir / f"parity/{FAMILY}/reference/seed1")
+    outcome = Outcome(result["status"], result["reason"], result, reference["environment"])
+    write_parity(scope_dir / "parity" / key.folder, run, "", outcome, None, datetime.now(UTC))
+    (found,) = (row for row in collect_parity(scope_dir, study, scope).rows if row["recipe"] == "bf16")
+    assert found["verdict"] == verdict and why in found["why"]
+    assert verdict == "outside" or is_right(found)
+
+
 def test_a_variant_has_the_worst_verdict_of_what_it_is_made_of(checked: Tree) -> None:
-    found = rows(checked, "variants", "variant")
-    verdicts = {name: row["parity"] for name, row in found.items()}
+    verdicts = {name: row["parity"] for name, row in rows(checked, "variants", "variant").items()}
     assert verdicts == {
         "fp32": "reference",
         "bf16": "within",
         "compiled": "within",
-        "foreach": "within",
         **dict.fromkeys((name.replace("_", "-") for name in PRECISIONS), "outside"),
         "torchao-rowwise-with-gw-hp": "not checked",
-        "lazy": "outside",
-        "lazy-bf16": "outside",
     }
-    assert found["lazy-bf16"]["parity_why"].startswith("`adamw_forloop`: ")
 
 
 def test_what_is_outside_is_struck_out_and_ranked_nowhere(checked: Tree) -> None:
     speedups = rows(checked, "speedups", "variant")
     outside = {name for name, row in rows(checked, "variants", "variant").items() if row["parity"] == "outside"}
     assert {name for name, row in speedups.items() if row["struck"]} == outside
-    ranked = checked.rows("results/cpu-smoke/tables/ranking.csv")
+    ranked = checked.rows(f"{SCOPE}/tables/ranking.csv")
     assert not outside & {name for row in ranked for name in (row["variant"], row["fastest"])}
-    report = checked.read("results/cpu-smoke/report.md")
+    report = checked.read(f"{SCOPE}/report.md")
     section = report[report.index("## lm") : report.index("## Loss parity")]
     for name, row in speedups.items():
         (line,) = (line for line in section.splitlines() if line.startswith(f"| `{name}` |"))
         assert ("~~" in line) == bool(row["struck"]), line
     assert "## Loss parity\n" in report and "| `bf16+blocks` | 50 |" in report
-    assert (checked.root / "results" / "cpu-smoke" / "figures" / f"{FAMILY}-parity.svg").exists()
+    assert (checked.root / SCOPE / "figures" / f"{FAMILY}-parity.svg").exists()
 
 
 def test_nothing_is_left_to_do(checked: Tree) -> None:
     assert checked.plan() == set()
     assert checked.plan("parity") == set()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"), [("never", "the study says `parity: never`"), ("auto", "a smoke run does not check it")]
+)
+def test_where_there_is_none_who_asks_for_it_is_told(tree: Tree, said: str, why: str) -> None:
+    tree.configure({**CONFIG, "parity": said})
+    before = tree.contents()
+    done = tree.snakemake("parity")
+    assert done.returncode == 2 and f"There is no parity run to make: {why}." in done.stderr.splitlines()
+    assert tree.contents() == before
 
 
 def change(config: Mapping[str, Any], **variants: Any) -> dict[str, Any]:
@@ -197,14 +227,13 @@ def test_a_new_combination_trains_itself_alone(tree: Tree) -> None:
 
 def test_an_edit_of_the_data_trains_everything_and_times_nothing_again(tree: Tree) -> None:
     tree.edit("src/halfstep/parity/text.py", '"argparse.py", ', "")
-    recipes = (*PRECISIONS, "bf16", "bf16+blocks", "adamw_foreach", "adamw_forloop", "bf16+adamw_forloop")
-    assert tree.plan() == {*trained(*REFERENCES, *(f"{recipe}/1" for recipe in recipes)), *REPORTING}
+    assert tree.plan() == EVERY_RUN | REPORTING
 
 
 def test_an_edit_of_a_recipe_trains_and_times_what_uses_it(tree: Tree) -> None:
     tree.edit("src/halfstep/recipes/precision/bf16.py", '"bf16")  #', '"BF16")  #')
-    timed = runs("lm/bf16", "lm/compiled", "lm/lazy-bf16", replicates=1)
-    assert tree.plan() == {*timed, *trained("bf16/1", "bf16+blocks/1", "bf16+adamw_forloop/1"), *REPORTING}
+    timed = runs("lm/bf16", "lm/compiled", replicates=1)
+    assert tree.plan() == {*timed, *trained("bf16/1", "bf16+blocks/1"), *REPORTING}
 
 
 def test_an_edit_of_the_judgement_trains_nothing_again(tree: Tree) -> None:
@@ -213,9 +242,9 @@ def test_an_edit_of_the_judgement_trains_nothing_again(tree: Tree) -> None:
 
 
 def test_a_record_of_another_configuration_is_no_verdict(tree: Tree) -> None:
-    path = tree.root / "results" / "cpu-smoke" / "parity" / FAMILY / "reference" / "seed4" / "curve.csv"
+    path = tree.root / SCOPE / "parity" / FAMILY / "reference" / "seed4" / "curve.csv"
     path.write_text(path.read_text(encoding="utf-8")[:-30], encoding="utf-8")
-    assert tree.halfstep("report", "results/cpu-smoke").returncode == 0
+    assert tree.halfstep("report", SCOPE).returncode == 0
     found = rows(tree, "parity", "recipe")
     assert found["bf16"]["verdict"] == "not checked"
     assert found["bf16"]["why"] == "its fp32 reference needs 5 seeds, seed 4 of it is stale"

@@ -134,9 +134,13 @@ class ParityKey(NamedTuple):
         return f"{self.recipe.family.name}/{self.recipe.name}/seed{self.seed}"
 
 
-def is_asked(study: Study, scope: Scope) -> bool:
-    """Whether this study checks parity in this scope."""
-    return scope.scale == "full" if study.parity == "auto" else study.parity == "always"
+def why_not(study: Study, scope: Scope) -> str:
+    """Why this study does not check parity in this scope; empty where it does."""
+    if study.parity == "never":
+        return "the study says `parity: never`"
+    if study.parity == "auto" and scope.scale == "smoke":
+        return "a smoke run does not check it"
+    return "" if variants_of(study) else "no workload of the study has data that can be learnt"
 
 
 def variants_of(study: Study) -> dict[tuple[str, str], Variant]:
@@ -154,7 +158,7 @@ def parity_keys(study: Study, scope: Scope) -> list[ParityKey]:
 
     So a sitting that is cut short has whole families.
     """
-    if not is_asked(study, scope):
+    if why_not(study, scope):
         return []
     recipes = [
         found

@@ -14,9 +14,9 @@ from halfstep.parity.plan import (
     ParityKey,
     ParityRun,
     Recipe,
-    is_asked,
     parity_keys,
     resolve_parity,
+    why_not,
 )
 from halfstep.records import CURVE_COLUMNS, RecordError, read_csv, read_record
 from halfstep.report import wording
@@ -150,8 +150,7 @@ def collect_parity(scope_dir: Path, study: Study, scope: Scope, codes: Mapping[P
         scope: device, scale and image.
         codes: fingerprint of the code that would train each run today; a record of other code is stale.
     """
-    if not is_asked(study, scope):
-        why = "the study says `parity: never`" if study.parity == "never" else "a smoke run does not check it"
+    if why := why_not(study, scope):
         return Parity([], {}, {}, why)
     found = {
         key: read(
