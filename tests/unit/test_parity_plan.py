@@ -148,7 +148,7 @@ def test_folders_are_no_ones_else() -> None:
 
 
 def test_the_studys_own_plan() -> None:
-    """About 25 minutes on an H200: a change here is one of the time that a study takes."""
+    """By estimate half an hour on an H200: a change here is one of the time that a study takes."""
     keys = parity_keys(validate(read_config(ROOT / "config.yaml")), H200)
     long = [key for key in keys if key.recipe.steps == RECIPE_STEPS]
     assert (len(keys), len(long)) == (59, 35)
