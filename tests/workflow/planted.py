@@ -50,15 +50,6 @@ class DroppedBias(Precision):
         return {}
 
 
-class UnusedBias(Precision):
-    """One linear layer has its bias still, and does not add it."""
-
-    def prepare(self, model: nn.Module) -> dict[str, Any]:
-        linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
-        linear.forward = lambda x: nn.functional.linear(x, linear.weight)
-        return {}
-
-
 class OtherData(Precision):
     """The batches of another seed."""
 
@@ -68,16 +59,6 @@ class OtherData(Precision):
 
         right = parity.batches
         parity.batches = lambda run, *others: right({**run, "data_seed": run["data_seed"] + 1}, *others)
-
-
-class Diverges(Precision):
-    """Its loss is no number after some steps."""
-
-    steps = 0
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self.steps += 1
-        super().backward(loss * float("nan") if self.steps == 20 else loss)
 
 
 class SkipsEveryStep(AdamW):

@@ -245,7 +245,7 @@ def test_out_of_bounds_is_struck_out_and_never_recommended(wrong: Made, unsaved:
     assert "use `blocks`: " in answer and "`fp8`: " not in answer
     assert "Out of bounds in training, and so not considered: `fp8`." in answer
     assert "2 in bounds, 1 out of bounds, their speed-ups struck out and 1 the fp32 reference itself" in answer
-    (line,) = (line for line in text.splitlines() if line.startswith("| `fp8` |"))
+    line = next(line for line in text.splitlines() if line.startswith("| `fp8` |"))
     assert "| ~~1.6" in line and "]~~ |" in line and "| outside |" in line
     assert "- Struck out: `fp8` trains out of bounds (`te\\_linears\\_delayed" not in text  # code spans stay code
     assert "- Struck out: `fp8` trains out of bounds (`te_linears_delayed`: " in text
