@@ -28,8 +28,10 @@ study: setup
 setup: .venv/.train
 	@:
 
+# Workers of one thread each, and a file's tests in one of them, for its fixtures cost more than its tests.
 test: .venv/.dev
-	@$(in_venv) $(bin)/python -m pytest -m "not gpu and not image and not slurm" $(ARGS)
+	@$(in_venv) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	    -m "not gpu and not image and not slurm" $(ARGS)
 
 lint: .venv/.dev
 	$(bin)/ruff check
