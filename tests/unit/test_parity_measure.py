@@ -26,6 +26,16 @@ from halfstep.runs import Scope
 from halfstep.study import validate
 
 CPU = torch.device("cpu")
+CORE = min(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of tiny models, beside other work, two would wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {CORE})
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -262,13 +272,12 @@ def test_recipes_begin_with_the_same_weights_and_data() -> None:
 
 @pytest.mark.parametrize(("workload", "chance", "reached"), [("vit_huge", math.log(16), 2.2)])
 def test_it_can_be_learnt(workload: str, chance: float, reached: float, tmp_path: Path) -> None:
-    """On one core: where others use the second one too, two threads wait for each other most of the time."""
     result = tmp_path / "result.json"
     subprocess.run(
         [sys.executable, "-m", "halfstep.measure.child", run_of(workload).canonical(), str(result)],
         check=True,
         timeout=500,
-        preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+        preexec_fn=lambda: os.sched_setaffinity(0, {CORE}),
     )
     found = json.loads(result.read_text(encoding="utf-8"))
     assert found["status"] == "ok", found["reason"]
