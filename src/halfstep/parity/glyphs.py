@@ -30,7 +30,9 @@ CELL, POINTS = 64, 48  # pixels of a rendered character, and the size of its let
 def atlas() -> torch.Tensor:
     """[character, font, CELL, CELL] uint8: how much of each pixel is ink."""
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    fonts = [ImageFont.truetype(str(folder / f"{name}.ttf"), POINTS) for name in FONTS]
+    # Pillow's own layout: the other is taken only where the system has a library for it, and places letters differently
+    layout = ImageFont.Layout.BASIC
+    fonts = [ImageFont.truetype(str(folder / f"{name}.ttf"), POINTS, layout_engine=layout) for name in FONTS]
     cells = []
     for character in CHARACTERS:
         for font in fonts:
