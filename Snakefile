@@ -3,6 +3,7 @@ include: "rules/common.smk"
 include: "rules/image.smk"
 include: "rules/probe.smk"
 include: "rules/measure.smk"
+include: "rules/parity.smk"
 include: "rules/report.smk"
 
 
@@ -13,6 +14,7 @@ rule all:
     input:
         f"{OUT}/system/doctor.json",
         RECORDS,
+        PARITY_RECORDS,
         rules.collect_runs.output,
         rules.plot_figures.output,
         f"{OUT}/report.md",

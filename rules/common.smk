@@ -18,6 +18,7 @@ from halfstep.config_file import read_config
 from halfstep.fingerprint import fingerprint, run_fingerprint
 from halfstep.measure.ancestor import this_process
 from halfstep.mistakes import StudyError
+from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
 from halfstep.study import validate
@@ -70,9 +71,14 @@ envvars:
 
 OUT = f"results/{SCOPE.name}"
 FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
+PARITY_FOLDER = f"{OUT}/parity/{{family}}/{{recipe}}/seed{{seed}}"
 RUNS = run_keys(STUDY, SCOPE)
-RANK = {key: len(RUNS) - place for place, key in enumerate(RUNS)}
+PARITY = parity_keys(STUDY, SCOPE)
+# timed runs first, which have to meet in one sitting; parity runs only need the same environment, in whichever
+RANK = {key: len(RUNS) + len(PARITY) - place for place, key in enumerate([*RUNS, *PARITY])}
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
+PARITY_RECORDS = [f"{OUT}/parity/{key.folder}/record.json" for key in PARITY]
+PARITY_BY_FOLDER = {key.folder: key for key in PARITY}
 
 
 # of a Slurm job; profiles/slurm may ask for others
@@ -86,6 +92,14 @@ def key_of(wildcards):
 
 def resolved(wildcards):
     return resolve(STUDY, SCOPE, key_of(wildcards))
+
+
+def parity_key(wildcards):
+    return PARITY_BY_FOLDER[f"{wildcards.family}/{wildcards.recipe}/seed{wildcards.seed}"]
+
+
+def trained(wildcards):
+    return resolve_parity(STUDY, SCOPE, parity_key(wildcards))
 
 
 def file_hash(path):

@@ -8,10 +8,18 @@ localrules:
 rule collect_runs:
     input:
         RECORDS,
+        PARITY_RECORDS,
     output:
         study=f"{OUT}/study.json",
         tables=multiext(
-            f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "ranking.csv", "kernels.csv", "claims.csv"
+            f"{OUT}/tables/",
+            "runs.csv",
+            "variants.csv",
+            "speedups.csv",
+            "ranking.csv",
+            "kernels.csv",
+            "claims.csv",
+            "parity.csv",
         ),
     log:
         f"{OUT}/logs/collect_runs.log",

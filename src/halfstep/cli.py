@@ -12,6 +12,8 @@ import typer
 from pydantic import ValidationError
 
 from halfstep.mistakes import StudyError, nearest
+from halfstep.parity.plan import ParityRun, parity_keys, resolve_parity
+from halfstep.registry import PARITY
 from halfstep.runs import Run, Scope, resolve, run_keys
 from halfstep.study import Study, validate
 
@@ -36,7 +38,9 @@ def fail(message: str) -> typer.Exit:
 @app.command()
 def run(
     resolved: Annotated[str, typer.Argument(metavar="RUN", help="the resolved run as JSON")],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="…/runs/<comparison>/<variant>/rep<n>")],
+    out: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="…/<comparison>/<variant>/rep<n>; of a parity run …/seed<n>")
+    ],
     code: Annotated[str, typer.Option(help="fingerprint of the measuring code; computed if left out")] = "",
 ) -> None:
     """Measure one run in a process of its own and write its folder, whatever happens."""
@@ -44,20 +48,25 @@ def run(
     from halfstep.measure import row, supervisor
 
     started = datetime.now(UTC)
+    kind, place = (ParityRun, "<family>/<recipe>/seed") if PARITY in resolved else (Run, "<comparison>/<variant>/rep")
     try:
-        the_run = Run.model_validate_json(resolved)
+        the_run = kind.model_validate_json(resolved)
     except ValidationError as error:
         raise fail(f"RUN is not a resolved run: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
-    if out.name != f"rep{the_run.replicate}" or len(out.parts) < 4:
-        raise fail(f"FOLDER should end in <comparison>/<variant>/rep{the_run.replicate}, and is {out}")
-    title = f"{out.parents[1].name}/{out.parents[0].name} rep{the_run.replicate}"
+    end = f"{place}{the_run.replicate}"
+    if out.name != Path(end).name or len(out.parts) < 4:
+        raise fail(f"FOLDER should end in {end}, and is {out}")
+    title = f"{out.parents[1].name}/{out.parents[0].name} {out.name}"
     code = code or run_fingerprint(the_run.modules.values())
     cache = supervisor.prepare_cache(the_run, out)
     try:
         outcome, gpu = supervisor.supervise(the_run, out, title)
     except supervisor.Orphaned:
         raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
-    row.write(out, the_run, code, outcome, gpu, cache, started)
+    if isinstance(the_run, ParityRun):
+        row.write_parity(out, the_run, code, outcome, gpu, started)
+    else:
+        row.write(out, the_run, code, outcome, gpu, cache, started)
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
 
@@ -111,11 +120,13 @@ def collect(folder: ScopeFolder = LATEST, study: StudyJson = None) -> None:
     from halfstep.report.collect import collect as collect_runs
 
     scope, the_study = load_study(folder, study)
-    codes = None
+    codes = parity_codes = None
     if study is not None:
-        keys = run_keys(the_study, scope)
-        codes = {key: run_fingerprint(resolve(the_study, scope, key).modules.values()) for key in keys}
-    collect_runs(folder, the_study, codes, scope)
+        timed = {key: resolve(the_study, scope, key) for key in run_keys(the_study, scope)}
+        trained = {key: resolve_parity(the_study, scope, key) for key in parity_keys(the_study, scope)}
+        codes = {key: run_fingerprint(run.modules.values()) for key, run in timed.items()}
+        parity_codes = {key: run_fingerprint(run.modules.values()) for key, run in trained.items()}
+    collect_runs(folder, the_study, codes, scope, parity_codes)
 
 
 @app.command()
@@ -182,8 +193,12 @@ def runs(
     status: Annotated[str, typer.Option(help="only runs of this status, e.g. unsupported, stale")] = "",
     comparison: Annotated[str, typer.Option(help="only runs of this comparison")] = "",
 ) -> None:
-    """List the records of collected runs, one path a line, for `snakemake --forcerun`."""
+    """List the records of collected runs, one path a line, for `snakemake --forcerun`.
+
+    Parity runs are of no comparison: with --comparison they are left out.
+    """
     from halfstep.records import SUMMARY_COLUMNS, TABLE_STATUSES, RecordError, one_per_run, read_csv
+    from halfstep.report.parity import PARITY_COLUMNS
 
     if status and status not in TABLE_STATUSES:
         raise fail(f"the status {status!r} is unknown: {nearest(status, TABLE_STATUSES)}")
@@ -191,6 +206,7 @@ def runs(
         folder = folder.parent / folder.readlink()
     try:
         rows = read_csv(folder / "tables" / "runs.csv", SUMMARY_COLUMNS)
+        trained = read_csv(folder / "tables" / "parity.csv", PARITY_COLUMNS)
     except RecordError as error:
         raise fail(f"{folder}/tables: {error}; run the study first") from error
     names = list(dict.fromkeys(row["comparison"] for row in rows))
@@ -199,6 +215,9 @@ def runs(
     for row in one_per_run(rows):
         if status in ("", row["status"]) and comparison in ("", row["comparison"]):
             print(folder / "runs" / row["comparison"] / row["variant"] / f"rep{row['replicate']}" / "record.json")
+    for row in [] if comparison else trained:
+        if status in ("", row["status"]):
+            print(folder / "parity" / row["family"] / row["recipe"] / f"seed{row['seed']}" / "record.json")
 
 
 def main() -> None:

@@ -119,6 +119,13 @@ KERNELS_COLUMNS: dict[str, str] = {
     "ms_per_step": "summed duration in one step (ms)",
 }
 RUN_FILES = ("summary.csv", "steps.csv", "kernels.csv", "record.json")
+CURVE_COLUMNS: dict[str, str] = {
+    "step": "number of the step, from 0",
+    "loss": "training loss",
+    "gradient_norm": "norm of all gradients together, as the optimizer took them",
+    "skipped": "how often the update was skipped, since gradients overflowed, and the step repeated on its batch",
+    "data": "checksum of the step's batch: equal where the data are, bit by bit (hexadecimal)",
+}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -179,6 +186,12 @@ def write_run(
     write_csv(folder / "summary.csv", SUMMARY_COLUMNS, summary)
     write_csv(folder / "steps.csv", STEPS_COLUMNS, steps)
     write_csv(folder / "kernels.csv", KERNELS_COLUMNS, kernels)
+    write_json(folder / "record.json", {"format": FORMAT, **record})
+
+
+def write_parity_run(folder: Path, record: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> None:
+    """Write a parity run's two files, the record last."""
+    write_csv(folder / "curve.csv", CURVE_COLUMNS, curve)
     write_json(folder / "record.json", {"format": FORMAT, **record})
 
 

@@ -117,7 +117,7 @@ def verdict(
 
 def _lacks(run: Mapping[str, Any], asked: str | None, kernels: Sequence[Kernel]) -> str:
     """Which recipe the profiled step has no sign of, and what it shows instead; empty if there is none."""
-    profiled = run["window"] is not None  # of an operator one case is
+    profiled = run["window"] is not None  # of an operator one case is, and nothing of a parity run
     if not kernels:
         return "a profiled step showed no kernel at all, so nothing proves what ran" if profiled else ""
     profile = read_profile(run, kernels)

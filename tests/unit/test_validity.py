@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from halfstep.config_file import read_config
+from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.registry import NORMS, OPTIMIZERS
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
 from halfstep.validity import MOST_DRIFT, NORM_KERNELS, OPTIMIZER_KERNELS, drift, operands_of, read_profile, verdict
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "h200"
+ROOT = Path(__file__).parents[2]
+REFERENCE, CONFIG = ROOT / "results" / "reference" / "h200", ROOT / "config.yaml"
 # seen on an H200
 NVJET = "nvjet_sm90_{}_128x256_64x4_4x2_h_bz_coopA_NTN"
 BF16, FP16, FP8 = NVJET.format("tst"), NVJET.format("hsh"), NVJET.format("qrtst")
@@ -156,6 +159,15 @@ def test_a_run_without_a_sign_of_what_was_asked_is_invalid(settings: Any, gemm: 
 def test_on_a_cpu_nothing_is_profiled_and_nothing_is_asked_of_it() -> None:
     run = run_of() | {"device": "cpu"}
     assert verdict(run, {"gemm": "fp32"}, [], steps(*[10.0] * 30)) is None
+
+
+def test_of_a_parity_run_neither_a_profile_nor_a_window_is_asked() -> None:
+    """Whatever it was to compute in."""
+    study, scope = validate(read_config(CONFIG)), Scope("h200", "full")
+    runs = [resolve_parity(study, scope, key).model_dump() for key in parity_keys(study, scope)]
+    assert {"te_layers_delayed", "apex_amp_o2"} < {run["precision"] for run in runs}
+    assert {"apex_adamw"} < {run["optimizer"] for run in runs} and "apex_layernorm" in {run["norm"] for run in runs}
+    assert [verdict(run, {"gemm": gemm}, [], []) for run in runs for gemm in ("fp8", "fp32")] == [None] * 2 * len(runs)
 
 
 @pytest.mark.parametrize("change", [1 + MOST_DRIFT + 0.01, 1 - MOST_DRIFT - 0.01])

@@ -64,6 +64,13 @@ def test_each_record_names_the_image(in_image: Tree) -> None:
     assert f"```sh\nsnakemake --cores 1 {FLAG}\n```" in report
 
 
+def test_parity_runs_are_made_in_the_image(tree: Tree) -> None:
+    record = f"{SCOPE}/parity/lm+adam_fused+layernorm/bf16/seed1/record.json"
+    assert tree.run(record, FLAG, "--config", "parity=always") == ["train_recipe lm+adam_fused+layernorm/bf16/1"]
+    found = json.loads(tree.read(record))
+    assert (found["status"], found["image"]) == ("ok", tree.read(DIGEST).strip())
+
+
 def test_what_is_in_the_image_is_written_down(in_image: Tree) -> None:
     packages = json.loads(in_image.read("results/image/cpu/packages.json"))
     assert packages["digest"] == in_image.read(DIGEST).strip()

@@ -28,6 +28,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 CONFIG: dict[str, Any] = {
     "title": "A study",
     "scale": "full",
+    "parity": "never",  # tests/workflow/test_parity.py is about it
     "replicates": 2,
     "comparisons": {
         "lm": {

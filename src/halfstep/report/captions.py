@@ -36,8 +36,12 @@ def _unmeasured(comparison: ComparisonResult) -> str:
 
 def speedup(comparison: ComparisonResult, machine: str) -> str:
     ranking = comparison.ranking
-    ratios = {variant.name: variant.speedup for variant in comparison.measured if variant.speedup}
+    struck = [v.name for v in comparison.measured if v.struck and v.speedup and v.speedup.value is not None]
+    ratios = {v.name: v.speedup for v in comparison.measured if v.speedup and v.name not in struck}
     with_value = {name: ratio for name, ratio in ratios.items() if ratio.value is not None}
+    if not with_value:
+        why = f"Every speed-up over `{comparison.baseline}` is struck out, since a side of it trains out of bounds."
+        return f"{why}{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
     best = max(with_value, key=lambda name: with_value[name].value or 0)
     if (with_value[best].value or 0) > 1:
         text = f"`{best}` has the highest speed-up over `{comparison.baseline}`: {wording.ratio(with_value[best])}."
@@ -67,6 +71,8 @@ def speedup(comparison: ComparisonResult, machine: str) -> str:
         text += f" Diamonds ({code(unpaired)}): replicates unpaired, Welch's interval."
     if single:
         text += f" Hollow, without an interval: {code(single)} (one pair)."
+    if struck:
+        text += f" Struck out (crosses, dotted), since a side trains out of bounds: {code(struck)}."
     no_ratio = [f"`{name}` ({ratio.reason})" for name, ratio in ratios.items() if ratio.value is None]
     if no_ratio:
         text += f" No ratio: {wording.join(no_ratio)}."
@@ -100,7 +106,7 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
 
 
 def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) -> str:
-    points = [variant for variant in comparison.measured if variant["peak_allocated_gib"] is not None]
+    points = [variant for variant in comparison.usable if variant["peak_allocated_gib"] is not None]
     fast = max(points, key=lambda variant: variant.require("samples_per_s"))
     small = min(points, key=lambda variant: variant.require("peak_allocated_gib"))
 
@@ -117,6 +123,8 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) 
         )
     if comparison[comparison.baseline] in points and comparison.baseline not in (fast.name, small.name):
         text += f" Baseline `{comparison.baseline}`: {numbers(comparison.baseline)}."
+    if comparison.outside:
+        text += f" Out of bounds in training (hollow), and not counted: {code(v.name for v in comparison.outside)}."
     return (
         f"{text} Throughput: geometric mean of the replicates; memory: highest peak of torch's allocator after "
         f"the warm-up. The axes do not start at 0. {_replicates(comparison)}.{_clock(comparison)} {machine}."
@@ -131,7 +139,8 @@ def kernels(comparison: ComparisonResult, machine: str) -> str:
     scaled = {
         variant.name: {kind: ms * factors[variant.name] for kind, ms in variant.kernels.items()} for variant in profiled
     }
-    fast = min(profiled, key=lambda variant: variant.require("step_ms") * factors[variant.name]).name
+    in_bounds = [variant for variant in profiled if variant.usable] or profiled
+    fast = min(in_bounds, key=lambda variant: variant.require("step_ms") * factors[variant.name]).name
     base = comparison.baseline
     if base in scaled and fast != base:
         compiled = comparison[fast].row["compile"] != "none" == comparison[base].row["compile"]

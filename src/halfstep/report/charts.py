@@ -30,6 +30,7 @@ from halfstep.report.style import (
     PALETTE,
     wrap,
 )
+from halfstep.report.verdicts import OUT_OF_BOUNDS
 
 
 def per_sample(comparison: ComparisonResult) -> tuple[float, str]:
@@ -48,7 +49,12 @@ def time_axis(comparison: ComparisonResult) -> tuple[dict[str, float], str]:
 
 
 def _rows(comparison: ComparisonResult, width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
-    return rows([variant.name for variant in comparison.variants], width, columns, extra)
+    return rows([marked_name(variant) for variant in comparison.variants], width, columns, extra)
+
+
+def marked_name(variant: VariantResult) -> str:
+    """A variant's name as figures have it: what trains out of bounds is marked in each."""
+    return f"{variant.name}\n({OUT_OF_BOUNDS})" if variant.outside else variant.name
 
 
 def rows(names: Sequence[str], width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
@@ -78,8 +84,15 @@ def _note(axis: Axes, row: int, text: str) -> None:
     axis.text(0.01, row, text, color=GREY, style="italic", va="center", transform=axis.get_yaxis_transform())
 
 
+def struck_out(text: str) -> str:
+    """The text with a stroke through each character (U+0336), which figures have no other way to draw in a label."""
+    return "".join(f"{character}\u0336" for character in text)
+
+
 def speedup(comparison: ComparisonResult) -> Figure:
     """Dot, 95 % interval and both in figures per variant; hollow: the baseline, or a ratio without an interval.
+
+    A ratio that must not be used is a cross, its interval dotted, its figures struck out.
 
     The caller draws it only where there is a ratio, so the baseline was measured and is 1.
     """
@@ -93,19 +106,22 @@ def speedup(comparison: ComparisonResult) -> Figure:
         elif ratio.value is None:
             numbers.append("no ratio")
         else:
-            numbers.append(wording.ratio(ratio) if variant.speedup else "baseline")
+            text = wording.ratio(ratio) if variant.speedup else "baseline"
+            numbers.append(struck_out(text) if variant.struck else text)
             marker, face = "D" if ratio.method == "unpaired" else "o", PALETTE[0] if ratio.low else "white"
+            if variant.struck:
+                marker = "x"
             axis.plot([ratio.value], [row], marker, color=PALETTE[0], markersize=4, markerfacecolor=face, zorder=3)
         if ratio.low is not None and ratio.high is not None:
-            axis.plot([ratio.low, ratio.high], [row, row], color=DARK)
+            axis.plot([ratio.low, ratio.high], [row, row], color=DARK, linestyle=":" if variant.struck else "-")
             axis.plot([ratio.low, ratio.high], [row, row], "|", color=DARK, markersize=9)
     right = axis.secondary_yaxis("right")
     right.set_yticks(range(len(numbers)), numbers)
     right.tick_params(length=0)
     right.spines["right"].set_visible(False)
-    for text, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
-        if not variant.speedup or variant.speedup.value is None:
-            text.set(color=GREY, style="italic")
+    for tick, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
+        if not variant.speedup or variant.speedup.value is None or variant.struck:
+            tick.set(color=GREY, style="italic")
     low, high = _ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
     margin = 0.08 * (high - low) or 0.1
     axis.set_xlim(low - margin, high + margin)
@@ -169,7 +185,7 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
     left.set_xlabel(f"step time{host} ({unit})")
     right.axvline(0, color=GREY, linewidth=0.8, zorder=0)
     right.set_xlabel(f"difference from the variant's {'mean' if comparison.clock else 'median'} (%)")
-    left.set_yticks(range(len(position)), [wrap(name) for name in position])
+    left.set_yticks(range(len(position)), [wrap(marked_name(variant)) for variant in comparison.variants])
     for row, variant in enumerate(comparison.variants):
         if variant.name not in steps:
             _note(left, row, wording.status(variant.row["status"]) if not variant.measured else "no step times")
@@ -180,14 +196,14 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     """Throughput over peak memory, a shape and a colour per variant; the line joins those that none beats in both."""
     labels = [_memory_label(comparison, variant) for variant in comparison.variants]
     columns = 2 if max(map(len, labels)) <= 22 else 1
-    lines = sum(label.count("\n") + 1 for label in labels)
+    lines = sum(text.count("\n") + 1 for text in labels)
     figure, axis = plt.subplots(figsize=(COLUMN_IN, 2.1 + 0.14 * ceil(lines / columns)))
     edge = sorted((comparison[name] for name in frontier), key=lambda variant: variant.require("peak_allocated_gib"))
     xs = [variant.require("peak_allocated_gib") for variant in edge]
     axis.plot(
         xs, [variant.require("samples_per_s") for variant in edge], color=GREY, linewidth=0.8, linestyle="--", zorder=1
     )
-    for row, (variant, label) in enumerate(zip(comparison.variants, labels, strict=True)):
+    for row, (variant, text) in enumerate(zip(comparison.variants, labels, strict=True)):
         gib = variant["peak_allocated_gib"]
         axis.plot(
             [] if gib is None else [gib],
@@ -198,15 +214,16 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
             markeredgecolor=DARK,
             markeredgewidth=0.6,
             markersize=6,
-            label=label,
+            markerfacecolor="white" if variant.outside else PALETTE[row % len(PALETTE)],
+            label=text,
         )
     axis.margins(0.12)
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
     axis.set_xlabel("peak allocated memory (GiB)")
-    label = f"throughput ({comparison.unit}/s)"
+    title = f"throughput ({comparison.unit}/s)"
     # the axis is short, and its label runs along it
-    axis.set_ylabel("\n".join([label, *textwrap.wrap(comparison.clock, len(label))]))
+    axis.set_ylabel("\n".join([title, *textwrap.wrap(comparison.clock, len(title))]))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     sns.despine(figure)
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, handletextpad=0.4, labelspacing=0.3)
@@ -215,9 +232,9 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
 
 def _memory_label(comparison: ComparisonResult, variant: VariantResult) -> str:
     if not variant.measured:
-        return f"{wrap(variant.name, 40)}: {wording.status(variant.row['status'])}"
+        return f"{wrap(marked_name(variant), 40)}: {wording.status(variant.row['status'])}"
     unknown = ": memory not measured" if variant["peak_allocated_gib"] is None else ""
-    return wrap(variant.name, 40) + (" (baseline)" if variant.name == comparison.baseline else "") + unknown
+    return wrap(marked_name(variant), 40) + (" (baseline)" if variant.name == comparison.baseline else "") + unknown
 
 
 def kernels(comparison: ComparisonResult) -> Figure:

@@ -37,14 +37,21 @@ def _ratio(row: Row, protocol: str) -> str:
         return EMPTY
     method = row[f"{protocol}_method"]
     n = "unpaired" if method == "unpaired" else wording.count(int(row[f"{protocol}_pairs"]), "pair")
-    return f"{wording.ratio(Ratio(value, number(row[f'{protocol}_low']), number(row[f'{protocol}_high'])))}, {n}"
+    ratio = wording.ratio(Ratio(value, number(row[f"{protocol}_low"]), number(row[f"{protocol}_high"])))
+    if row[f"{protocol}_struck"]:
+        return f"{wording.strike(ratio)}, out of bounds"
+    return f"{ratio}, {n}"
 
 
 def compared(rows: Sequence[Row]) -> list[str]:
     """A sentence per claim that names the two sides of each of its ratios."""
     found = []
     for row in rows:
-        sides = [f"{words}: {said}" for name, words in COLUMNS.items() if (said := row[f"{name}_sides"])]
+        sides = [
+            f"{words}: {said}" + (f"; struck out, since {void}" if (void := row[f"{name}_struck"]) else "")
+            for name, words in COLUMNS.items()
+            if (said := row[f"{name}_sides"])
+        ]
         if sides:
             found.append(f"`{row['claim']}`: {'; '.join(sides)}.")
     return found

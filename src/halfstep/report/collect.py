@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isclose, isfinite
+from math import isclose
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from halfstep.parity.plan import ParityKey, recipe_of
 from halfstep.records import (
     KERNELS_COLUMNS,
     RESULT_COLUMNS,
@@ -21,8 +22,11 @@ from halfstep.records import (
     read_record,
     write_csv,
 )
+from halfstep.registry import OPERATORS
 from halfstep.report import snapshot
 from halfstep.report.claims import CLAIMS_COLUMNS, claim_rows
+from halfstep.report.origin import check_numbers, check_record
+from halfstep.report.parity import PARITY_COLUMNS, Parity, Verdicts, collect_parity, struck
 from halfstep.report.proofs import PROOFS_COLUMNS, proof_row
 from halfstep.report.protocols import STEP_TIME, by_protocol
 from halfstep.report.tables import (
@@ -59,8 +63,16 @@ class Collected:
     applied: dict[str, Any] = field(default_factory=dict)
 
 
+AllRuns = Mapping[tuple[str, str], list[Collected]]
+"""by (comparison, variant)"""
+
+
 def collect(
-    scope_dir: Path, study: Study, codes: Mapping[RunKey, str] | None = None, scope: Scope | None = None
+    scope_dir: Path,
+    study: Study,
+    codes: Mapping[RunKey, str] | None = None,
+    scope: Scope | None = None,
+    parity_codes: Mapping[ParityKey, str] | None = None,
 ) -> None:
     """Write study.json and the tables of a scope from the runs that the study names.
 
@@ -70,6 +82,7 @@ def collect(
         codes: fingerprint of the code that would measure each run today; a record of other code is stale.
             Without it only the configuration is compared.
         scope: device, scale and image of the runs; without it, as the folder's own name says.
+        parity_codes: the same as `codes` of the parity runs.
     """
     scope = scope or snapshot.scope_by_name(scope_dir)
     runs: dict[tuple[str, str], list[Collected]] = {
@@ -86,9 +99,12 @@ def collect(
     for (comparison, _), found in runs.items():
         for run in found:
             run.rows = [by_protocol(row, study.comparisons[comparison].protocol) for row in run.rows]
-    write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs))
-    write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs))
-    write_csv(tables / "ranking.csv", RANKING_COLUMNS, _ranking(study, runs))
+    parity = collect_parity(scope_dir, study, scope, parity_codes)
+    write_csv(tables / "parity.csv", PARITY_COLUMNS, parity.rows)
+    verdicts = _verdicts(study, runs, parity)
+    write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs, verdicts))
+    write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs, verdicts))
+    write_csv(tables / "ranking.csv", RANKING_COLUMNS, _ranking(study, runs, verdicts))
     kernels = [
         row
         for (comparison, variant), found in runs.items()
@@ -98,8 +114,21 @@ def collect(
     proofs = (proof_row([(run.rows[0], run.applied, run.kernels) for run in found]) for found in runs.values())
     write_csv(tables / "proofs.csv", PROOFS_COLUMNS, [row for row in proofs if row])
     by_case = {key: _by_case(found) for key, found in runs.items()}
-    write_csv(tables / "claims.csv", CLAIMS_COLUMNS, claim_rows(study, by_case, kernels, smoke=scope.scale == "smoke"))
+    smoke = scope.scale == "smoke"
+    write_csv(tables / "claims.csv", CLAIMS_COLUMNS, claim_rows(study, by_case, kernels, verdicts, smoke=smoke))
     snapshot.write(scope_dir, scope, study)
+
+
+def _verdicts(study: Study, runs: AllRuns, parity: Parity) -> Verdicts:
+    """Parity of each training variant; operators have none."""
+    found = {}
+    for key, replicates in runs.items():
+        comparison = study.comparisons[key[0]]
+        if comparison.workload in OPERATORS:
+            continue
+        timed_in = {row["environment"] for run in replicates for row in run.rows if row["status"] == "ok"}
+        found[key] = parity.of_variant(recipe_of(comparison.workload, comparison.variants[key[1]]), timed_in)
+    return found
 
 
 def _by_case(runs: list[Collected]) -> dict[str, list[Row]]:
@@ -109,32 +138,36 @@ def _by_case(runs: list[Collected]) -> dict[str, list[Row]]:
     return {case: [{**row, "case": case} for row in rows if row["case"] in ("", case)] for case in cases}
 
 
-def _variants(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
-    return [
-        variant_row(rows, len(found), variant == study.comparisons[comparison].baseline)
-        for (comparison, variant), found in runs.items()
-        for rows in _by_case(found).values()
-    ]
+def _variants(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
+    table = []
+    for key, found in runs.items():
+        verdict, why = verdicts.get(key, ("", ""))
+        for rows in _by_case(found).values():
+            row = variant_row(rows, len(found), key[1] == study.comparisons[key[0]].baseline)
+            table.append({**row, "parity": verdict, "parity_why": why})
+    return table
 
 
-def _speedups(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
+def _speedups(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
     table = []
     for (comparison, variant), found in runs.items():
         baseline = study.comparisons[comparison].baseline
         baseline_rows = _by_case(runs[comparison, baseline])
+        void = struck({name: verdicts.get((comparison, name)) for name in (variant, baseline)})
         for case, rows in _by_case(found).items() if variant != baseline else ():
             # a baseline that failed has no cases of its own
-            table.append(speedup_row(baseline, baseline_rows.get(case, []), rows))
+            table.append({**speedup_row(baseline, baseline_rows.get(case, []), rows), "struck": void})
     return table
 
 
-def _ranking(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
-    """Training steps only: cases of an operator are not ranked."""
+def _ranking(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
+    """Training steps only: cases of an operator are not ranked; nor is a variant that trains out of bounds."""
     table = []
     for name, comparison in study.comparisons.items():
         rows = {
             variant: [row for run in runs[name, variant] for row in run.rows if not row["case"]]
             for variant in comparison.variants
+            if not struck({variant: verdicts.get((name, variant))})
         }
         table += ranking_rows(name, rows)
     return table
@@ -146,7 +179,7 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol:
         return Collected([_row_without_numbers(key, run, "missing", NO_RECORD)])
     try:
         record = read_record(folder)
-        _check_record(record, key, run, code)
+        check_record(record, dict(zip(("comparison", "variant", "replicate"), key, strict=True)), run, code)
         summary = read_csv(folder / "summary.csv", SUMMARY_COLUMNS)
         steps = read_csv(folder / "steps.csv", STEPS_COLUMNS)
         kernels = read_csv(folder / "kernels.csv", KERNELS_COLUMNS)
@@ -154,7 +187,7 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol:
         timed = [row for row in summary if row["status"] == "ok" and row["workload"] not in UNTIMED]
         if not all(row[STEP_TIME[protocol]] for row in timed):
             raise RecordError(f"summary.csv says ok, and its {STEP_TIME[protocol]} is empty")
-        _check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
+        check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
     except RecordError as error:
         return Collected([_row_without_numbers(key, run, "stale", str(error))])
     if record["status"] != "ok":
@@ -181,33 +214,6 @@ def _row_without_numbers(key: RunKey, run: Run, status: str, reason: str) -> Row
     }
 
 
-def _check_record(record: Mapping[str, Any], key: RunKey, run: Run, code: str | None) -> None:
-    """Raise RecordError unless this is the record of this run, as configured, by this code."""
-    found = tuple(record.get(name) for name in ("comparison", "variant", "replicate"))
-    if found != key:
-        raise RecordError(f"the record is of another run: {'/'.join(map(str, found))}")
-    if record.get("status") not in tuple(STATUSES):
-        raise RecordError(f"the record has the unknown status {record.get('status')!r}")
-    for name in ("environment", "gpu", "run"):
-        if not isinstance(record.get(name) or {}, dict):
-            raise RecordError(f"record.json: {name} is {record[name]!r}")
-    if record.get("run_hash") != run.hash():
-        raise RecordError(f"made by another configuration: {_differences(record.get('run'), run)}")
-    if code is not None and record.get("code_hash") != code:
-        raise RecordError("made by another version of the code that measures")
-
-
-def _differences(found: Any, run: Run) -> str:
-    """Which keys of the record's run are not the study's."""
-    asked = run.model_dump()
-    if not isinstance(found, dict):
-        return "the record does not say which"
-    keys = [name for name in asked if found.get(name) != asked[name]]
-    if len(keys) > 1:  # the modules follow from the settings
-        keys = [name for name in keys if name != "modules"]
-    return "; ".join(f"{name} was {found.get(name)}, now {asked[name]}" for name in keys) or "its hash is another"
-
-
 def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Row]) -> None:
     """Raise RecordError unless the CSVs are those of the record and hold numbers where numbers belong."""
     if not summary:
@@ -231,9 +237,9 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
     done = [row for row in summary if row["status"] == "ok"]
     if ok and not done:
         raise RecordError("the record says ok, and no row of summary.csv does")
-    _check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
-    _check_numbers("summary.csv", done, NUMERIC, finite=True)
-    _check_numbers("steps.csv", steps, ["step_ms"], finite=ok)
+    check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
+    check_numbers("summary.csv", done, NUMERIC, finite=True)
+    check_numbers("steps.csv", steps, ["step_ms"], finite=ok)
     if not ok:
         return
     for row in done:
@@ -257,15 +263,3 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
         raise RecordError(f"steps.csv has {len(times)} timed steps, summary.csv says {summary[0]['steps']}")
     if not times or not isclose(float(summary[0]["step_ms_median"]), median(times), rel_tol=AS_WRITTEN):
         raise RecordError(f"summary.csv is not of steps.csv: its step_ms_median is {summary[0]['step_ms_median']}")
-
-
-def _check_numbers(file: str, rows: list[Row], columns: list[str], *, finite: bool) -> None:
-    """Raise RecordError at a cell that is no number; a decimal comma is none."""
-    for row in rows:
-        for name in columns:
-            try:
-                if row[name] and finite and not isfinite(float(row[name])):
-                    raise ValueError
-                float(row[name] or 0)
-            except ValueError as error:
-                raise RecordError(f"{file}: {name} is not a number: {row[name]!r}") from error

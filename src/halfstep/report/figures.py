@@ -7,8 +7,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from halfstep.records import STEPS_COLUMNS, read_csv, write_json
-from halfstep.report import captions, charts, style
+from halfstep.report import captions, charts, parity_section, style
 from halfstep.report.operator_figures import OPERATOR_KIND, Drawn, operator_figure, operator_title
+from halfstep.report.parity_figure import PARITY_KIND, PARITY_TITLE, parity_figure
 from halfstep.report.results import ComparisonResult, Results, load, run_folder
 
 KINDS = {
@@ -20,9 +21,9 @@ KINDS = {
 
 
 def plot(scope_dir: Path) -> None:
-    """Draw figures/<comparison>-<kind>.{svg,pdf,png} and write figures/captions.json.
+    """Draw figures/<comparison>-<kind>.{svg,pdf,png} and write figures/captions.json; <family>-parity.* likewise.
 
-    captions.json holds, by comparison and kind, `title`, `caption` and `file`: the figure's name without its
+    captions.json holds, by comparison or family and kind, `title`, `caption` and `file`: the figure's name without its
     suffix, or null where the caption says why there is none. Figures that no longer belong here are removed.
     """
     results = load(scope_dir)
@@ -38,17 +39,20 @@ def plot(scope_dir: Path) -> None:
         (operator.name, OPERATOR_KIND, operator_title(operator), operator_figure(operator, results.machine))
         for operator in results.operators
     ]
-    for comparison_name, kind, title, drawn in made:
+    for family in parity_section.families(results):  # its name can be no comparison's
+        index[family.name] = {}
+        made.append((family.name, PARITY_KIND, PARITY_TITLE, parity_figure(results, family)))
+    for group, kind, title, drawn in made:
         name, caption = None, drawn
         if isinstance(drawn, tuple):
             draw, caption = drawn
-            name = f"{comparison_name}-{kind}"
+            name = f"{group}-{kind}"
             with plt.rc_context(style.RC):
                 figure = draw()
                 style.save(figure, folder / name)
             plt.close(figure)
             kept.add(name)
-        index[comparison_name][kind] = {"title": title, "file": name, "caption": str(caption)}
+        index[group][kind] = {"title": title, "file": name, "caption": str(caption)}
     write_json(folder / "captions.json", index)
     for path in folder.iterdir():
         if path.suffix in (".svg", ".pdf", ".png") and path.stem not in kept:
@@ -96,10 +100,10 @@ def window_steps(results: Results, comparison: ComparisonResult) -> dict[str, di
 
 
 def efficient(comparison: ComparisonResult) -> list[str]:
-    """Variants than which no other is both faster and smaller (or equal in one of the two)."""
+    """Variants than which no other is both faster and smaller (or equal in one of the two), of those in bounds."""
     points = {
         variant.name: (variant.require("samples_per_s"), -gib)
-        for variant in comparison.measured
+        for variant in comparison.usable
         if (gib := variant["peak_allocated_gib"]) is not None
     }
     return [

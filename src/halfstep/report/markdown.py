@@ -17,6 +17,8 @@ from halfstep.report import (
     figures,
     operator_figures,
     operators,
+    parity_figure,
+    parity_section,
     problems,
     proofs,
     provenance,
@@ -29,13 +31,15 @@ from halfstep.runs import SMOKE_WINDOW
 
 # a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
 CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
+# once escaped: numbers alone, which is all that our own sentences strike out
+STRUCK = re.compile(r"\\~\\~((?:[\d.,\[\] ]|&lt;|&gt;)+)\\~\\~")
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;"}
 
 
 def prose(text: str) -> str:
     """Any text as one line of Markdown that shows it: markup, HTML and line breaks in it have no effect.
 
-    Plain code spans stay, since our own sentences use them.
+    Plain code spans stay, and numbers that are struck out, since our own sentences use them.
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split()) or EMPTY
     parts = CODE_SPAN.split(line)
@@ -45,7 +49,8 @@ def prose(text: str) -> str:
 def _escape(text: str) -> str:
     """Entities for what would be markup anywhere; `]` matters only where a link could follow."""
     without_html = re.sub("[&<>|`]", lambda match: ENTITIES[match[0]], text)
-    return re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
+    escaped = re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
+    return STRUCK.sub(r"~~\1~~", escaped)
 
 
 def claims(rows: Sequence[Row]) -> str:
@@ -77,6 +82,8 @@ def render(results: Results) -> str:
     text = environment.get_template("report.md.j2").render(
         results=results,
         training=training,
+        parity=parity_section,
+        families=parity_section.families(results),
         proofs=proofs,
         first_line=answers.first_line(results),
         what_to_use=answers.what_to_use,
@@ -100,9 +107,8 @@ def render(results: Results) -> str:
 
 
 def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
-    """By comparison, the figures of captions.json in the order of the report."""
+    """By comparison or family of parity runs, the figures of captions.json in the order of the report."""
     captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
-    order = (*figures.KINDS, operator_figures.OPERATOR_KIND)
-    return {
-        name: [captions[name][kind] for kind in order if kind in captions[name]] for name in results.study.comparisons
-    }
+    order = (*figures.KINDS, operator_figures.OPERATOR_KIND, parity_figure.PARITY_KIND)
+    names = [*results.study.comparisons, *(family.name for family in parity_section.families(results))]
+    return {name: [captions[name][kind] for kind in order if kind in captions[name]] for name in names}

@@ -67,6 +67,8 @@ RC = {
 
 def wrap(name: str, width: int = LABEL_CHARACTERS) -> str:
     """A variant's name over as many lines as it needs, broken where it has a hyphen, dot or underscore."""
+    if "\n" in name:
+        return "\n".join(wrap(line, width) for line in name.split("\n"))
     breakable = name.replace("_", "_\u200b").replace(".", ".\u200b").replace("-", "-\u200b")
     lines, line = [], ""
     for part in breakable.split("\u200b"):

@@ -94,6 +94,9 @@ VARIANTS_COLUMNS: dict[str, str] = {
     "energy_j_per_sample": "energy_j_per_step / samples_per_step (J)",
     **{column: meaning for column, (meaning, _) in COLD.items()},
     "first_step_warm_s": "median first step where the compile cache was reused (s)",
+    "parity": "whether it trains as fp32 does, by the verdicts of parity.csv: the worst of its recipes' and its own; "
+    "empty for an operator",
+    "parity_why": "which of them, and why it is not `within`",
 }
 SPEEDUPS_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
@@ -110,11 +113,12 @@ SPEEDUPS_COLUMNS: dict[str, str] = {
     "method": "`paired` (Student's t on the log ratios), `unpaired` (Welch's t on the logs), `single` (one pair, no "
     "interval) or empty (no ratio)",
     "reason": "why there is no ratio, no interval or no pairing",
+    "struck": "why the ratio must not be used: which side trains out of bounds; empty where it may",
 }
 RANKING_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
-    "variant": "measured variant that is not the fastest",
-    "fastest": "variant with the least time per sample (geometric mean)",
+    "variant": "measured variant that is not the fastest, and does not train out of bounds",
+    "fastest": "variant with the least time per sample (geometric mean), of those that do not train out of bounds",
     "ratio": "time per sample of the variant over the fastest's: how many times as fast the fastest is",
     "low": "lower end of the 95 % interval",
     "high": "upper end of the 95 % interval",

@@ -35,6 +35,11 @@ def ratio(value: Ratio) -> str:
     return f"{digits(value.value, significant)} [{_end(value.low, significant)}, {_end(value.high, significant)}]"
 
 
+def strike(text: str) -> str:
+    """A number that must not be used, as Markdown has it: readable, and struck out."""
+    return f"~~{text}~~"
+
+
 def _end(number: float, significant: int) -> str:
     """Two replicates that disagree give intervals over many orders of magnitude; their digits would say nothing."""
     if not 1e-3 <= number <= 1e3:
