@@ -20,6 +20,7 @@ from halfstep.measure.ancestor import this_process
 from halfstep.mistakes import StudyError
 from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
+from halfstep.strangers import strangers
 from halfstep.study import validate
 from halfstep.system.gpu import GpuError
 
@@ -109,6 +110,14 @@ def conclude():
             link.symlink_to(SCOPE.name)
         except OSError as error:  # something else of that name, a folder that may not be written to, another call
             print(f"results/latest does not point to {OUT}: {error.strerror}", file=sys.stderr)
+        asked = ((Path(record), resolve(STUDY, SCOPE, key)) for key, record in zip(RUNS, RECORDS))
+        if found := strangers(asked):
+            print(
+                f"Of another configuration or version of the code: {found} of the records in {OUT}/. Where Snakemake "
+                "does not see that, .snakemake/ did not come with them: `snakemake --cores 1 --forcerun collect_runs` "
+                "marks their runs as stale, `make remeasure STATUS=stale` then measures them.",
+                file=sys.stderr,
+            )
         if Path(OUT, "report.md").exists():
             print(f"report: {OUT}/report.md", file=sys.stderr)
 

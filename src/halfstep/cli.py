@@ -52,11 +52,14 @@ def run(
         raise fail(f"FOLDER should end in <comparison>/<variant>/rep{the_run.replicate}, and is {out}")
     title = f"{out.parents[1].name}/{out.parents[0].name} rep{the_run.replicate}"
     code = code or run_fingerprint(the_run.modules.values())
-    cache = supervisor.prepare_cache(the_run, out)
+    cache = gpu = None
     try:
+        cache = supervisor.prepare_cache(the_run, out)
         outcome, gpu = supervisor.supervise(the_run, out, title)
     except supervisor.Orphaned:
         raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
+    except OSError as error:  # a compile cache that cannot be made, a full TMPDIR, no file descriptor left
+        outcome = supervisor.Outcome("failed", f"the measurement could not be started: {_told(error)}")
     row.write(out, the_run, code, outcome, gpu, cache, started)
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
@@ -201,6 +204,16 @@ def runs(
             print(folder / "runs" / row["comparison"] / row["variant"] / f"rep{row['replicate']}" / "record.json")
 
 
+def _told(error: OSError) -> str:
+    """What the machine refuses, and where."""
+    where = error.filename
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        where = where or "the folder that this was called in is gone"
+    return ": ".join(str(part) for part in (where, error.strerror) if part) or str(error)
+
+
 def main() -> None:
     from halfstep.records import RecordError
 
@@ -209,6 +222,6 @@ def main() -> None:
     except RecordError as error:
         message = f"{error}; `halfstep report` without --text-only makes tables and figures again"
     except OSError as error:  # a full disk, a folder that may not be written to
-        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
+        message = _told(error)
     print(message, file=sys.stderr)
     sys.exit(2)
