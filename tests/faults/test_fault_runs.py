@@ -32,7 +32,6 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "exhausted", "out_of_memory", r"OutOfMemoryError: CUDA out of memory\. Tried to allocate 2\.50 GiB\."
     ),
     "another process on the GPU": ("others", "disturbed", r"Other processes held 3\.50 GiB of the GPU's memory\."),
-    "a recipe raises an error": ("raises", "failed", r"ValueError: the first line \| says `it`"),
     "a recipe refuses": ("refuses", "unsupported", "this recipe needs what no machine has"),
     "the measuring process is killed, as when memory runs out": (
         "killed", "failed", rf"{DIED} was killed by SIGKILL \(.*memory runs out\); it was at: window"
@@ -156,8 +155,8 @@ def test_what_nvml_did_not_say_is_empty(name: str, seen: bool, called: Called) -
 
 
 def test_a_whole_error_is_in_the_log(called: Called) -> None:
-    log = called[0].read("results/h200/runs/faults/raises/rep1/log.txt")
-    assert "Traceback" in log and "in go_wrong" in log and log.endswith("\tnor the third\n")
+    log = called[0].read("results/h200/runs/faults/gpu-lost/rep1/log.txt")
+    assert "Traceback" in log and "in go_wrong" in log and log.endswith("Compile with `TORCH_USE_CUDA_DSA` | or not\n")
 
 
 def test_a_long_log_keeps_both_ends(called: Called) -> None:
