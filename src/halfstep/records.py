@@ -25,7 +25,7 @@ STATUSES: dict[str, str] = {
     "timeout": "did not end within `timeout_s`",
     "failed": "ended with an error or was killed",
     "invalid": "ran or would run, but not as asked: nothing to convert to FP8, no sign of the precision, optimizer or "
-    "norm in a profiled step, recompiled inside the window, a loss that is not finite",
+    "norm in a profiled step, recompiled inside the window, a loss that is not finite, no update of the weights",
     "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered, or drifting",
 }
 # only in tables: what collect says of a run whose folder holds nothing usable

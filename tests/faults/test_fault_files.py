@@ -162,6 +162,7 @@ FAULTS: dict[str, tuple[Edit, str, str]] = {
     "a step without a time": (cell(STEPS, "step_ms", ""), "stale", "steps.csv: step_ms is ''"),
     "a step without a time on the host's clock": (cell(STEPS, "wall_ms", ""), "stale", "steps.csv: wall_ms is ''"),
     "a step that was skipped perhaps": (cell(STEPS, "skipped", "maybe"), "stale", "steps.csv: skipped is 'maybe'"),
+    "a loss in words": (cell(STEPS, "loss", "low"), "stale", "steps.csv: loss is not a number: 'low'"),
     "a kernel without a time": (cell(KERNELS, "ms_per_step", ""), "stale", "kernels.csv: ms_per_step is ''"),
     "a kernel's time below 0": (cell(KERNELS, "ms_per_step", "-1"), "stale", "kernels.csv: ms_per_step is '-1'"),
     "a kernel's time in words": (cell(KERNELS, "ms_per_step", "long"), "stale", "ms_per_step is not a number: 'long'"),

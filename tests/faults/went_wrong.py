@@ -72,9 +72,18 @@ def no_number(result):
 
 def drift(result):
     times = [10.0] * 4 + [10.5] * 4 + [11.0] * 4
-    step = {"phase": "window", "loss": 1.0, "skipped": 0}
-    result["steps"] = [{"step": n, "step_ms": ms, "wall_ms": ms, **step} for n, ms in enumerate(times)]
+    step = {"phase": "window", "skipped": 0}
+    result["steps"] = [
+        {"step": n, "step_ms": ms, "wall_ms": ms, "loss": 7 - n / 100, **step} for n, ms in enumerate(times)
+    ]
     result["summary"] |= {"steps": len(times), "step_ms_median": statistics.median(times)}
+    result["summary"]["step_ms_mean"] = statistics.fmean(times)
+
+
+def stand_still(result):
+    drift(result)
+    for row in result["steps"]:
+        row["loss"] = 7 - row["step"] % 4 / 100
 
 
 IN_THE_WINDOW = {
@@ -90,6 +99,7 @@ IN_THE_WINDOW = {
     "no-descriptors": no_descriptors,
     "no-number": no_number,
     "drift": drift,
+    "stands-still": stand_still,
 }
 
 

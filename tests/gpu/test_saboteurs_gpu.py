@@ -53,6 +53,11 @@ SABOTEURS: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {"optimizer": "saboteurs:skips_every_step"},
         "optimizer is 'adam_fused', and none of its kernels ran in a profiled step",
     ),
+    "the optimizer moves nothing": (
+        {"optimizer": "adam_fused"},
+        {"optimizer": "saboteurs:moves_nothing"},
+        "no update reached the weights: ",
+    ),
     "FP8 that stays in bf16": (
         {"precision": "native_delayed"},
         {"precision": "saboteurs:StaysInBf16"},
@@ -72,7 +77,9 @@ def test_a_saboteur_is_invalid(name: str, tmp_path: Path) -> None:
     if "precision" in modules and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no FP8 matrix units")
     run = run_of(**settings)
-    run = run.model_copy(update={"modules": {**run.modules, **modules}})
+    # as many steps as show a batch again
+    window = Window(warmup_steps=2, min_steps=12, min_seconds=0.001)
+    run = run.model_copy(update={"modules": {**run.modules, **modules}, "window": window})
     out = tmp_path / "runs" / "c" / "a" / "rep1"
     # saboteurs.py is no part of the package, and so has no fingerprint
     subprocess.run([*COMMAND, run.canonical(), str(out), "--code", "none"], env=environment(), check=True)

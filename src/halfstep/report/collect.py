@@ -210,6 +210,7 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
     check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
     check_numbers("summary.csv", done, NUMERIC, finite=True)
     check_numbers("steps.csv", steps, ["step_ms", "wall_ms"], finite=ok)
+    check_numbers("steps.csv", steps, ["loss"], finite=False)
     if not ok:
         return
     for row in done:
