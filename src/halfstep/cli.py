@@ -59,7 +59,7 @@ def run(
     except supervisor.Orphaned:
         raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
     except OSError as error:  # a compile cache that cannot be made, a full TMPDIR, no file descriptor left
-        outcome = supervisor.Outcome("failed", f"the measurement could not be started: {_told(error)}")
+        outcome = supervisor.Outcome("failed", f"the run could not be measured: {_told(error)}")
     row.write(out, the_run, code, outcome, gpu, cache, started)
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 

@@ -60,7 +60,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "NVML refuses every question": ("nvml-refuses", "ok", ""),
     "NVML answers that there is no answer": ("nvml-garbage", "ok", ""),
     "the compile cache cannot be made": (
-        "no-cache", "failed", "the measurement could not be started: .*/cache/faults/no-cache: File exists"
+        "no-cache", "failed", "the run could not be measured: .*/cache/faults/no-cache: File exists"
     ),
     "no room for the result in TMPDIR": (
         "full-tmp", "failed", f"{DIED} ended with exit code 1 and no result: OSError: .* File too large"
@@ -69,7 +69,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "no-descriptors", "failed", f"{DIED} ended with exit code 1 and no result: .*"
     ),
     "no file descriptor left in the supervisor": (
-        "few-descriptors", "failed", "the measurement could not be started: .*Too many open files.*"
+        "few-descriptors", "failed", "the run could not be measured: .*Too many open files.*"
     ),
     "the median is no number": ("no-number", "stale", "summary.csv: step_ms_median is not a number: 'nan'"),
     "endless output": ("endless-output", "ok", ""),
