@@ -21,6 +21,7 @@ from halfstep.mistakes import StudyError
 from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
+from halfstep.strangers import strangers
 from halfstep.study import validate
 from halfstep.system.gpu import GpuError
 
@@ -123,6 +124,15 @@ def conclude():
             link.symlink_to(SCOPE.name)
         except OSError as error:  # something else of that name, a folder that may not be written to, another call
             print(f"results/latest does not point to {OUT}: {error.strerror}", file=sys.stderr)
+        asked = [(record, resolve(STUDY, SCOPE, key)) for key, record in zip(RUNS, RECORDS)]
+        asked += [(record, resolve_parity(STUDY, SCOPE, key)) for key, record in zip(PARITY, PARITY_RECORDS)]
+        if found := strangers((Path(record), run) for record, run in asked):
+            print(
+                f"Of another configuration or version of the code: {found} of the records in {OUT}/. Where Snakemake "
+                "does not see that, .snakemake/ did not come with them: `snakemake --cores 1 --forcerun collect_runs` "
+                "marks their runs as stale, `make remeasure STATUS=stale` then measures them.",
+                file=sys.stderr,
+            )
         if Path(OUT, "report.md").exists():
             print(f"report: {OUT}/report.md", file=sys.stderr)
 

@@ -58,11 +58,14 @@ def run(
         raise fail(f"FOLDER should end in {end}, and is {out}")
     title = f"{out.parents[1].name}/{out.parents[0].name} {out.name}"
     code = code or run_fingerprint(the_run.modules.values())
-    cache = supervisor.prepare_cache(the_run, out)
+    cache = gpu = None
     try:
+        cache = supervisor.prepare_cache(the_run, out)
         outcome, gpu = supervisor.supervise(the_run, out, title)
     except supervisor.Orphaned:
         raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
+    except OSError as error:  # a compile cache that cannot be made, a full TMPDIR, no file descriptor left
+        outcome = supervisor.Outcome("failed", f"the run could not be measured: {_told(error)}")
     if isinstance(the_run, ParityRun):
         row.write_parity(out, the_run, code, outcome, gpu, started)
     else:
@@ -220,6 +223,16 @@ def runs(
             print(folder / "parity" / row["family"] / row["recipe"] / f"seed{row['seed']}" / "record.json")
 
 
+def _told(error: OSError) -> str:
+    """What the machine refuses, and where."""
+    where = error.filename
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        where = where or "the folder that this was called in is gone"
+    return ": ".join(str(part) for part in (where, error.strerror) if part) or str(error)
+
+
 def main() -> None:
     from halfstep.records import RecordError
 
@@ -228,6 +241,6 @@ def main() -> None:
     except RecordError as error:
         message = f"{error}; `halfstep report` without --text-only makes tables and figures again"
     except OSError as error:  # a full disk, a folder that may not be written to
-        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
+        message = _told(error)
     print(message, file=sys.stderr)
     sys.exit(2)

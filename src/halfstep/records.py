@@ -25,7 +25,7 @@ STATUSES: dict[str, str] = {
     "timeout": "did not end within `timeout_s`",
     "failed": "ended with an error or was killed",
     "invalid": "ran or would run, but not as asked: nothing to convert to FP8, no sign of the precision, optimizer or "
-    "norm in a profiled step, recompiled inside the window, a loss that is not finite",
+    "norm in a profiled step, recompiled inside the window, a loss that is not finite, no update of the weights",
     "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered, or drifting",
 }
 # only in tables: what collect says of a run whose folder holds nothing usable
@@ -142,8 +142,10 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file it has no room for
         raise
 
 

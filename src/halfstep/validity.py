@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from statistics import median
 from typing import Any
 
@@ -49,6 +50,8 @@ UNKNOWN = "unknown"
 
 # A step may hold products in a wider type, as autocast's or a skipped layer's; of what is called fp32 all has to be.
 LEAST_SHARE = {"fp32": 1.0, "tf32": 0.5, "bf16": 0.5, "fp16": 0.5}
+BATCHES = 4  # that take turns where data are resident (measure/training.py)
+SAME_LOSS = 1e-5  # sums in another order; in every run of results/reference some loss moves by a fifth in a round
 MOST_DRIFT = 0.05  # as far as a replicate may lie from its siblings without being a finding of the report
 
 
@@ -108,6 +111,8 @@ def verdict(
     """
     if run["device"] != "cpu" and (lacks := _lacks(run, applied.get("gemm"), kernels)):
         return "invalid", lacks
+    if run.get("data") == "resident" and stands_still(steps):
+        return "invalid", "no update reached the weights: each batch had the same loss whenever it came round again"
     moved = drift(steps) if run["scale"] == "full" else None
     if moved is not None and abs(moved) > MOST_DRIFT:
         way = "slower" if moved > 0 else "faster"
@@ -139,6 +144,16 @@ def _lacks(run: Mapping[str, Any], asked: str | None, kernels: Sequence[Kernel])
             instead = f"instead: {kinds[0][:120]}" if kinds else f"and none of the kind {key!r}"
             return f"{key} is {run[key]!r}, and none of its kernels ran in a profiled step, {instead}"
     return ""
+
+
+def stands_still(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every loss of the window is that of the same resident batch before: the weights are what they were.
+
+    False for fewer than two rounds of the batches.
+    """
+    losses = [float(row["loss"]) for row in steps if row["phase"] == "window" and row["loss"] not in ("", None)]
+    pairs = list(zip(losses, losses[BATCHES:], strict=False))
+    return len(pairs) >= BATCHES and all(isclose(one, other, rel_tol=SAME_LOSS) for one, other in pairs)
 
 
 def drift(steps: Sequence[Mapping[str, Any]]) -> float | None:

@@ -201,4 +201,4 @@ def test_what_the_machine_refuses_is_a_sentence(tmp_path: Path, command: list[st
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (2, "")
     assert len(found.stderr.splitlines()) == 1
-    assert ("File too large" if command == ["collect"] else "runs.csv cannot be read") in found.stderr
+    assert ("tables/runs.csv: File too large" if command == ["collect"] else "runs.csv cannot be read") in found.stderr

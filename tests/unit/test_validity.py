@@ -52,9 +52,9 @@ def adam(mode: int = 0) -> dict[str, Any]:
 
 
 def steps(*times: float, skipped: int = 0) -> list[dict[str, Any]]:
-    window = [{"phase": "window", "step_ms": ms, "skipped": 0} for ms in times]
-    return [{"phase": "warmup", "step_ms": 900.0, "skipped": 0}, *window] + skipped * [
-        {"phase": "window", "step_ms": 1e6, "skipped": 1}
+    window = [{"phase": "window", "step_ms": ms, "loss": 7 - n / 100, "skipped": 0} for n, ms in enumerate(times)]
+    return [{"phase": "warmup", "step_ms": 900.0, "loss": 8.0, "skipped": 0}, *window] + skipped * [
+        {"phase": "window", "step_ms": 1e6, "loss": 6.5, "skipped": 1}
     ]
 
 
@@ -179,6 +179,25 @@ def test_a_run_that_drifts_is_disturbed_at_full_scale(change: float) -> None:
     assert judged[0] == "disturbed"
     assert f"6% {'slower' if change > 1 else 'faster'} than the first" in judged[1]
     assert verdict(run_of() | {"scale": "smoke"}, {"gemm": "fp32"}, kernels, steps(*times)) is None
+
+
+def rounds(*losses: float) -> list[dict[str, Any]]:
+    return [{"phase": "window", "step_ms": 10.0, "loss": loss, "skipped": 0} for loss in losses]
+
+
+def test_a_run_whose_losses_come_round_again_is_invalid() -> None:
+    """An optimizer that skips every step, whatever kernels it launches."""
+    four = [6.9, 7.1, 7.0, 6.8]
+    again = [loss * (1 + 1e-7) for loss in four]  # sums in another order
+    run, kernels = run_of(), [*rows(FP32=1.0), adam()]
+    judged = verdict(run, {"gemm": "fp32"}, kernels, rounds(*four, *again, *four[:2]))
+    assert judged is not None
+    assert judged[0] == "invalid" and judged[1].startswith("no update reached the weights")
+    assert verdict(run | {"device": "cpu"}, {"gemm": "fp32"}, [], rounds(*four, *four)) == judged
+    for learns in (rounds(*four, *again[:3]), rounds(*four, *four, 6.8), rounds(*four, 6.9, 7.1, 7.0, 6.7999)):
+        assert verdict(run, {"gemm": "fp32"}, kernels, learns) is None
+    # other batches each time, and so other losses: nothing can be said
+    assert verdict(run | {"data": "dataloader"}, {"gemm": "fp32"}, kernels, rounds(*four, *four)) is None
 
 
 def test_single_slow_steps_are_no_drift() -> None:

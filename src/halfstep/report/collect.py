@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isclose
+from math import isclose, nan
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from halfstep.parity.plan import ParityKey, recipe_of
 from halfstep.records import (
     KERNELS_COLUMNS,
-    RESULT_COLUMNS,
     STATUSES,
     STEPS_COLUMNS,
     SUMMARY_COLUMNS,
@@ -31,6 +30,7 @@ from halfstep.report.proofs import PROOFS_COLUMNS, proof_row
 from halfstep.report.protocols import STEP_TIME, by_protocol
 from halfstep.report.tables import (
     KERNELS_TABLE_COLUMNS,
+    NUMERIC,
     RANKING_COLUMNS,
     SETTINGS,
     SPEEDUPS_COLUMNS,
@@ -45,11 +45,12 @@ from halfstep.runs import Run, RunKey, Scope, resolve, run_keys
 from halfstep.study import Study
 from halfstep.validity import verdict
 
-TEXT_RESULTS = {"sample_unit", "compile_cache", "value"}
 UNTIMED = ("dtypes",)  # operators whose cases are values
-NUMERIC = [column for column in RESULT_COLUMNS if column not in TEXT_RESULTS]
 POSITIVE = ("step_ms_median", "samples_per_step", "samples_per_s")  # of every ok run
 POSITIVE_IF_THERE = ("host_ms_mean", "model_tflop_per_s", "peak_share", "gb_per_s")
+SIGNED = ("idle_ms", "loss_first", "loss_last", "sqnr_db")  # the only numbers that can be below 0
+# rate: what it is of, per ms of step_ms_median
+RATES = {"samples_per_s": "samples_per_step", "model_tflop_per_s": "model_tflop_per_step", "gb_per_s": "gb_per_step"}
 AS_WRITTEN = 1e-5  # numbers in the files have seven significant digits
 NO_RECORD = "no record: the job never ended by itself"
 
@@ -188,12 +189,13 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol:
         if not all(row[STEP_TIME[protocol]] for row in timed):
             raise RecordError(f"summary.csv says ok, and its {STEP_TIME[protocol]} is empty")
         check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
+        _check_amounts("kernels.csv", kernels, ["ms_per_step"], needed=True)
     except RecordError as error:
         return Collected([_row_without_numbers(key, run, "stale", str(error))])
     if record["status"] != "ok":
         return Collected(summary)
     applied = record.get("applied") or {}
-    if judged := verdict(record["run"], applied, kernels, steps):
+    if judged := verdict(run.model_dump(), applied, kernels, steps):
         status, reason = judged
         return Collected(
             [{**row, "status": status, "reason": reason} if row["status"] == "ok" else row for row in summary]
@@ -239,7 +241,8 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
         raise RecordError("the record says ok, and no row of summary.csv does")
     check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
     check_numbers("summary.csv", done, NUMERIC, finite=True)
-    check_numbers("steps.csv", steps, ["step_ms"], finite=ok)
+    check_numbers("steps.csv", steps, ["step_ms", "wall_ms"], finite=ok)
+    check_numbers("steps.csv", steps, ["loss"], finite=False)
     if not ok:
         return
     for row in done:
@@ -250,16 +253,43 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
         for name in (*POSITIVE, *(name for name in POSITIVE_IF_THERE if row[name])):
             if not row[name] or float(row[name]) <= 0:
                 raise RecordError(f"summary.csv says ok, and its {name} is {row[name]!r}")
-        speed = float(row["samples_per_step"]) / float(row["step_ms_median"]) * 1e3
-        if not isclose(float(row["samples_per_s"]), speed, rel_tol=AS_WRITTEN):
-            raise RecordError(f"summary.csv contradicts itself: its samples_per_s is {row['samples_per_s']}")
+        for rate, amount in RATES.items():
+            speed = float(row[amount] or nan) / float(row["step_ms_median"]) * 1e3
+            if row[rate] and not _same(row[rate], speed):
+                raise RecordError(f"summary.csv contradicts itself: its {rate} is {row[rate]}")
+    _check_amounts("summary.csv", done, [name for name in NUMERIC if name not in SIGNED], needed=False)
     if not steps and summary[0]["case"]:
         return
+    _check_steps(steps, summary[0])
+
+
+def _check_steps(steps: list[Row], summary: Row) -> None:
+    """Raise RecordError unless the steps of an ok training run are whole, and the summary's numbers are theirs."""
+    _check_amounts("steps.csv", steps, ["step_ms", "wall_ms"], needed=True)
     for row in steps:
-        if not row["step_ms"] or float(row["step_ms"]) < 0:
-            raise RecordError(f"steps.csv: step_ms is {row['step_ms']!r}")
-    times = [float(row["step_ms"]) for row in steps if row["phase"] == "window" and row["skipped"] != "1"]
-    if summary[0]["steps"] != str(len(times)):
-        raise RecordError(f"steps.csv has {len(times)} timed steps, summary.csv says {summary[0]['steps']}")
-    if not times or not isclose(float(summary[0]["step_ms_median"]), median(times), rel_tol=AS_WRITTEN):
-        raise RecordError(f"summary.csv is not of steps.csv: its step_ms_median is {summary[0]['step_ms_median']}")
+        if row["skipped"] not in ("0", "1"):
+            raise RecordError(f"steps.csv: skipped is {row['skipped']!r}")
+    window = [row for row in steps if row["phase"] == "window"]
+    times = [float(row["step_ms"]) for row in window if row["skipped"] == "0"]
+    if not times or summary["steps"] != str(len(times)):
+        raise RecordError(f"steps.csv has {len(times)} timed steps, summary.csv says {summary['steps']}")
+    means = {
+        "step_ms_median": median(times),
+        "step_ms_mean": fmean(times),
+        "host_ms_mean": fmean(float(row["wall_ms"]) for row in window),
+    }
+    for name, value in means.items():
+        if summary[name] and not _same(summary[name], value):
+            raise RecordError(f"summary.csv is not of steps.csv: its {name} is {summary[name]}")
+
+
+def _same(cell: str, value: float) -> bool:
+    return isclose(float(cell), value, rel_tol=AS_WRITTEN)
+
+
+def _check_amounts(file: str, rows: list[Row], columns: list[str], *, needed: bool) -> None:
+    """Raise RecordError at a number below 0 and, where it is needed, at an empty cell."""
+    for row in rows:
+        for name in columns:
+            if (needed and not row[name]) or float(row[name] or 0) < 0:
+                raise RecordError(f"{file}: {name} is {row[name]!r}")

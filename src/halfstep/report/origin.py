@@ -10,6 +10,7 @@ from halfstep.records import STATUSES, RecordError
 from halfstep.runs import Run
 
 Row = dict[str, str]
+APPLIED = {"gemm": str, "parameters": int}  # what tables and report read of it
 
 
 def check_record(record: Mapping[str, Any], identity: Mapping[str, Any], run: Run, code: str | None) -> None:
@@ -19,9 +20,13 @@ def check_record(record: Mapping[str, Any], identity: Mapping[str, Any], run: Ru
         raise RecordError(f"the record is of another run: {'/'.join(map(str, found.values()))}")
     if record.get("status") not in tuple(STATUSES):
         raise RecordError(f"the record has the unknown status {record.get('status')!r}")
-    for name in ("environment", "gpu", "run"):
+    for name in ("environment", "gpu", "run", "applied"):
         if not isinstance(record.get(name) or {}, dict):
             raise RecordError(f"record.json: {name} is {record[name]!r}")
+    applied = record.get("applied") or {}
+    for name, kind in APPLIED.items():
+        if applied.get(name) is not None and not isinstance(applied[name], kind):
+            raise RecordError(f"record.json: applied.{name} is {applied[name]!r}")
     if record.get("run_hash") != run.hash():
         raise RecordError(f"made by another configuration: {_differences(record.get('run'), run)}")
     if code is not None and record.get("code_hash") != code:

@@ -42,7 +42,7 @@ def proof_row(runs: Sequence[Profiled]) -> Row | None:
         return None
     profiles = [read_profile(row, kernels) for row, _, kernels in profiled]
     row, applied, _ = profiled[0]
-    breaks = [int(value) for found, _, _ in profiled if (value := found["graph_breaks"])]
+    breaks = [int(float(value)) for found, _, _ in profiled if (value := found["graph_breaks"])]
     return {
         "comparison": row["comparison"],
         "variant": row["variant"],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halfstep.records import SUMMARY_COLUMNS, one_per_run, read_csv, read_record
+from halfstep.records import SUMMARY_COLUMNS, one_per_run, read_record
 from halfstep.registry import OPERATORS
 from halfstep.report import snapshot
 from halfstep.report.bands import OUTSIDE
@@ -24,6 +24,7 @@ from halfstep.report.tables import (
     VARIANTS_COLUMNS,
     Row,
     number,
+    read_table,
 )
 from halfstep.runs import Scope
 from halfstep.study import SMOKE_BATCH, Comparison, Study
@@ -165,14 +166,14 @@ def load(scope_dir: Path) -> Results:
     """Read study.json, the tables, the records and, if it is there, the doctor's report."""
     scope, study = snapshot.read(scope_dir)
     tables = scope_dir / "tables"
-    runs = read_csv(tables / "runs.csv", SUMMARY_COLUMNS)
-    variants = read_csv(tables / "variants.csv", VARIANTS_COLUMNS)
+    runs = read_table(tables / "runs.csv", SUMMARY_COLUMNS)
+    variants = read_table(tables / "variants.csv", VARIANTS_COLUMNS)
     speedups = {
         (row["comparison"], row["variant"], row["case"]): (_ratio(row), row["struck"])
-        for row in read_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS)
+        for row in read_table(tables / "speedups.csv", SPEEDUPS_COLUMNS)
     }
     rankings: dict[str, dict[str, dict[str, Ratio]]] = {}  # by comparison and its fastest variant
-    for row in read_csv(tables / "ranking.csv", RANKING_COLUMNS):
+    for row in read_table(tables / "ranking.csv", RANKING_COLUMNS):
         ratio = Ratio(
             number(row["ratio"]),
             number(row["low"]),
@@ -182,9 +183,9 @@ def load(scope_dir: Path) -> Results:
             reason=row["reason"],
         )
         rankings.setdefault(row["comparison"], {}).setdefault(row["fastest"], {})[row["variant"]] = ratio
-    proofs = read_csv(tables / "proofs.csv", PROOFS_COLUMNS)
+    proofs = read_table(tables / "proofs.csv", PROOFS_COLUMNS)
     kernels: dict[tuple[str, str], dict[str, float]] = {}
-    for row in read_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
+    for row in read_table(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
         kernels.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
     by_variant: dict[tuple[str, str], list[Row]] = {}
     for row in runs:
@@ -218,8 +219,8 @@ def load(scope_dir: Path) -> Results:
     usable = [row for row in runs if row["status"] not in ("missing", "stale")]
     folders = dict.fromkeys(run_folder(scope_dir, row) for row in usable)
     records = [read_record(folder) for folder in folders]
-    claims = read_csv(tables / "claims.csv", CLAIMS_COLUMNS)
-    parity = read_csv(tables / "parity.csv", PARITY_COLUMNS)
+    claims = read_table(tables / "claims.csv", CLAIMS_COLUMNS)
+    parity = read_table(tables / "parity.csv", PARITY_COLUMNS)
     return Results(scope_dir, scope, study, comparisons, operators, runs, claims, parity, records, _doctor(scope_dir))
 
 

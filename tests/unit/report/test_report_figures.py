@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from xml.etree import ElementTree
 
 import pytest
 
-from halfstep.records import STEPS_COLUMNS, read_csv, write_csv
+from halfstep.records import STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, write_csv
 from halfstep.report import charts
 from halfstep.report.charts import _ratio_limits
 from halfstep.report.collect import collect
@@ -125,6 +126,10 @@ def test_the_widest_replicate_is_named(h200, scopes, unsaved):
     for row in slow:  # beyond the median, which stays where it was
         row["step_ms"] = str(2 * float(row["step_ms"]))
     write_csv(steps, STEPS_COLUMNS, rows)
+    summary = steps.with_name("summary.csv")
+    (row,) = read_csv(summary, SUMMARY_COLUMNS)
+    mean = fmean(float(step["step_ms"]) for step in rows if step["phase"] == "window")
+    write_csv(summary, SUMMARY_COLUMNS, [{**row, "step_ms_mean": mean}])
     collect(h200, validate(scopes.config))
     plot(h200)
     text = captions(h200)["vit-b128"]["spread"]["caption"]
