@@ -14,6 +14,7 @@ from snakemake.utils import update_config
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
 
+from halfstep.archive.source import find_source
 from halfstep.config_file import read_config
 from halfstep.fingerprint import fingerprint, run_fingerprint
 from halfstep.measure.ancestor import this_process
@@ -90,6 +91,30 @@ def resolved(wildcards):
 
 def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
+
+
+def source_state():
+    """What an archive's source hangs on: its commit and what is changed in it."""
+    try:
+        return find_source(ROOT).state()
+    except StudyError as error:
+        stop(str(error))
+
+
+def figures_there_are():
+    """For `snakemake --report`, which takes what is an input of a rule: the figures of the last call, with captions."""
+    try:
+        captions = json.loads(Path(OUT, "figures/captions.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    found = []
+    for comparison, figures in captions.items():
+        for figure in figures.values():
+            stem = f"{OUT}/figures/{figure['file']}"
+            if Path(f"{stem}.svg").exists():
+                labels = {"figure": figure["title"]}
+                found.append(report(f"{stem}.svg", caption=f"{stem}.rst", category=comparison, labels=labels))
+    return found
 
 
 def measured_now(path):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from halfstep.records import STEPS_COLUMNS, read_csv, write_json
-from halfstep.report import captions, charts, style
+from halfstep.records import STEPS_COLUMNS, read_csv, write_json, write_text
+from halfstep.report import captions, charts, rst, style
 from halfstep.report.operator_figures import OPERATOR_KIND, Drawn, operator_figure, operator_title
 from halfstep.report.results import ComparisonResult, Results, load, run_folder
 
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def plot(scope_dir: Path) -> None:
-    """Draw figures/<comparison>-<kind>.{svg,pdf,png} and write figures/captions.json.
+    """Draw figures/<comparison>-<kind>.{svg,pdf,png}, each with its caption in .rst, and write figures/captions.json.
 
     captions.json holds, by comparison and kind, `title`, `caption` and `file`: the figure's name without its
     suffix, or null where the caption says why there is none. Figures that no longer belong here are removed.
@@ -47,11 +47,12 @@ def plot(scope_dir: Path) -> None:
                 figure = draw()
                 style.save(figure, folder / name)
             plt.close(figure)
+            write_text(folder / f"{name}.rst", rst.caption(title, caption))
             kept.add(name)
         index[comparison_name][kind] = {"title": title, "file": name, "caption": str(caption)}
     write_json(folder / "captions.json", index)
     for path in folder.iterdir():
-        if path.suffix in (".svg", ".pdf", ".png") and path.stem not in kept:
+        if path.suffix in (".svg", ".pdf", ".png", ".rst") and path.stem not in kept:
             path.unlink()
 
 

@@ -61,6 +61,7 @@ RC = {
     "text.parse_math": False,  # a `$` in a unit is a `$`
     "figure.constrained_layout.use": True,
     "pdf.fonttype": 42,  # TrueType, embedded: what publishers ask for
+    "pdf.compression": 0,  # or the bytes hang on the build of zlib
     "svg.hashsalt": "halfstep",  # or ids are random
 }
 
