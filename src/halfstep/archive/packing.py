@@ -7,7 +7,6 @@ also means that no archive unpacks to more than its own size.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import stat
 import zipfile
@@ -143,7 +142,7 @@ def first_difference(archive: Path, again: Path) -> str | None:
             if not one:
                 return None
             place += len(one)
-    place += len(os.path.commonprefix([one, other]))
+    place += next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     with zipfile.ZipFile(again) as packed:
         entries = sorted(packed.infolist(), key=lambda entry: entry.header_offset)
         if place >= packed.start_dir:

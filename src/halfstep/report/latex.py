@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from pylatexenc.latexencode import RULE_DICT, RULE_REGEX, UnicodeToLatexConversionRule, UnicodeToLatexEncoder
 
 from halfstep.records import write_text
 from halfstep.report import claims_table, operators, problems, proofs, provenance, training
@@ -23,24 +22,21 @@ BRACKETS = "Brackets hold 95 % intervals."
 NAMES = "l"
 NUMBERS = "r"
 
-# before pylatexenc's own rules: what it leaves alone and LaTeX would read or print as something else
-_SIGNS = {
-    ord("|"): r"\textbar{}",  # these three only in newer font encodings print as themselves
-    ord("<"): r"\textless{}",
-    ord(">"): r"\textgreater{}",
-    ord('"'): r"\char34{}",
-    ord("–"): "--",
-}
-_LIGATURES = [(re.compile(r"([-'`,])(?=\1)|[?!](?=`)"), lambda match: f"{match[0]}{{}}")]
-_ENCODER = UnicodeToLatexEncoder(
-    conversion_rules=[
-        UnicodeToLatexConversionRule(RULE_DICT, _SIGNS),
-        UnicodeToLatexConversionRule(RULE_REGEX, _LIGATURES),
-        "defaults",
-    ],
-    unknown_char_policy="unihex",
-    unknown_char_warning=False,
+# what LaTeX would read as something else, print as something else in one of its font encodings, or not know
+SIGNS = {
+    **{sign: f"\\{sign}" for sign in "#$%&_{}"},
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", '"': r"\char34{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "–": "--", "—": "---", "…": r"\ldots{}",
+    "\u2018": "`", "\u2019": "'", "“": "``", "”": "''", "×": r"\(\times\)", "−": r"\(-\)", "±": r"\(\pm\)", "≤": r"\(\le\)",
+    "≥": r"\(\ge\)", "µ": r"\(\mu\)", "²": r"\(^2\)", "³": r"\(^3\)", "·": r"\(\cdot\)", "°": r"\(^\circ\)",
+    "§": r"\S{}", "ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}", "ø": r"\o{}",
+    "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "\u0131": r"\i{}",
+}  # fmt: skip
+# by the combining character that Unicode takes a letter with it apart into
+ACCENTS = dict(
+    zip("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327", "`'^~=u.\"rHvc", strict=True)
 )
+LIGATURE = re.compile(r"([-'`,])(?=\1)|[?!](?=`)")
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,19 @@ def prose(text: str) -> str:
 
 
 def _encode(text: str) -> str:
-    return str(_ENCODER.unicode_to_latex(text))
+    """`{}` keeps two signs apart that would become one."""
+    return "{}".join("".join(map(_sign, part)) for part in LIGATURE.sub("\\g<0>\0", text).split("\0"))
+
+
+def _sign(sign: str) -> str:
+    if sign in SIGNS:
+        return SIGNS[sign]
+    if sign.isascii():
+        return sign
+    letter, *accents = list(unicodedata.normalize("NFD", sign))
+    if len(accents) == 1 and accents[0] in ACCENTS and letter.isascii():
+        return rf"\{ACCENTS[accents[0]]}{{{letter}}}"
+    return rf"\texttt{{U+{ord(sign):04X}}}"
 
 
 def write_tables(results: Results) -> None:
