@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -52,6 +53,7 @@ LEAST_SHARE = {"fp32": 1.0, "tf32": 0.5, "bf16": 0.5, "fp16": 0.5}
 MOST_DRIFT = 0.05  # as far as a replicate may lie from its siblings without being a finding of the report
 
 
+@cache
 def operands_of(kernel: str) -> str | None:
     """The type of a matrix product's operands by its kernel's name: fp8, bf16, fp16, tf32, fp32 or `unknown`.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Any
 
 import matplotlib.pyplot as plt
-import pandas as pd
+import numpy as np
 import seaborn as sns
+from matplotlib import cbook
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -30,6 +32,10 @@ from halfstep.report.style import (
     PALETTE,
     wrap,
 )
+
+BOXES, GAP = 0.75, 0.15  # share of a row that its boxes take, and of a box's place that is left free
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def per_sample(comparison: ComparisonResult) -> tuple[float, str]:
@@ -133,38 +139,20 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
     """
     factors, unit = time_axis(comparison)
     position = {variant.name: row for row, variant in enumerate(comparison.variants)}
-    frames = []
-    for name, replicates in steps.items():
-        centre = comparison[name].require("step_ms")
-        for replicate, times in replicates.items():
-            series = pd.Series(times, dtype=float)
-            columns = {"time": series * factors[name], "deviation": (series / centre - 1) * 100}
-            frames.append(pd.DataFrame({**columns, "row": position[name], "replicate": replicate}))
-    data = pd.concat(frames, ignore_index=True)
     figure, (left, right) = _rows(comparison, FULL_IN, 2, 0.6)
-    shades = sns.light_palette(PALETTE[0], n_colors=data["replicate"].nunique() + 1)[1:]
-    boxes = {
-        "y": "row",
-        "hue": "replicate",
-        "palette": shades,
-        "orient": "h",
-        # every row, the empty ones too: seaborn makes boxes as wide as the rows it knows of are apart
-        "order": range(len(position)),
-        "whis": (5, 95),
-        "width": 0.75,
-        "gap": 0.15,
-        "linewidth": 0.6,
-        "linecolor": DARK,
-        "flierprops": {"marker": ".", "markersize": 2, "markerfacecolor": DARK, "markeredgewidth": 0},
-        "legend": False,
-    }
-    for axis, column in ((left, "time"), (right, "deviation")):
-        with warnings.catch_warnings():
-            # seaborn 0.13.2 hands matplotlib 3.11 an argument that it deprecates
-            warnings.filterwarnings("ignore", "vert: bool was deprecated", DeprecationWarning)
-            sns.boxplot(data, x=column, **boxes, ax=axis)
-        axis.set_ylabel("")
-        axis.set_ylim(len(position) - 0.5, -0.5)
+    replicates = sorted({replicate for times in steps.values() for replicate in times})
+    shades = sns.light_palette(PALETTE[0], n_colors=len(replicates) + 1)[1:]
+    found = [
+        (name, replicates.index(replicate), np.array(times))
+        for name, by_replicate in steps.items()
+        for replicate, times in by_replicate.items()
+    ]
+    places = [position[name] + BOXES * ((place + 0.5) / len(replicates) - 0.5) for name, place, _ in found]
+    colours = [shades[place] for _, place, _ in found]
+    height = BOXES / len(replicates) * (1 - GAP)
+    _boxes(left, [times * factors[name] for name, _, times in found], places, colours, height)
+    centre = {name: comparison[name].require("step_ms") for name in steps}
+    _boxes(right, [(times / centre[name] - 1) * 100 for name, _, times in found], places, colours, height)
     host = " on the host's clock" if comparison.clock else ""
     left.set_xlabel(f"step time{host} ({unit})")
     right.axvline(0, color=GREY, linewidth=0.8, zorder=0)
@@ -174,6 +162,29 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
         if variant.name not in steps:
             _note(left, row, wording.status(variant.row["status"]) if not variant.measured else "no step times")
     return figure
+
+
+def _boxes(
+    axis: Axes, samples: Sequence[Numbers], places: Sequence[float], colours: Sequence[Any], height: float
+) -> None:
+    """Horizontal boxes at heights `places`; all that look alike are one artist, since a large study has thousands."""
+    boxes, lines, others = [], [], []
+    for found, place in zip(cbook.boxplot_stats(samples, whis=(5, 95)), places, strict=True):
+        low, high, q1, q3 = (found[name] for name in ("whislo", "whishi", "q1", "q3"))
+        top, bottom, cap = place - height / 2, place + height / 2, height / 4
+        boxes.append([(q1, top), (q3, top), (q3, bottom), (q1, bottom)])
+        lines += [
+            [(low, place), (q1, place)],
+            [(q3, place), (high, place)],
+            [(found["med"], top), (found["med"], bottom)],
+        ]
+        lines += [[(end, place - cap), (end, place + cap)] for end in (low, high)]
+        others += [(value, place) for value in found["fliers"]]
+    axis.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors=DARK, linewidths=0.6, zorder=2))
+    axis.add_collection(LineCollection(lines, colors=DARK, linewidths=0.6, zorder=3))
+    xs, ys = zip(*others, strict=True) if others else ((), ())
+    axis.plot(xs, ys, ".", markersize=2, color=DARK, markeredgewidth=0)
+    axis.autoscale_view(scaley=False)
 
 
 def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:

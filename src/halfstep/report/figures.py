@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -65,22 +66,22 @@ def _figure(results: Results, comparison: ComparisonResult, kind: str) -> Drawn 
         if not any(variant.speedup and variant.speedup.value for variant in comparison.variants):
             lacking = "no other variant" if comparison[comparison.baseline].measured else "no baseline"
             return f"There is no ratio to show: {lacking} was measured that could be compared."
-        return lambda: charts.speedup(comparison), captions.speedup(comparison, machine)
+        return partial(charts.speedup, comparison), captions.speedup(comparison, machine)
     if kind == "spread":
         steps = window_steps(results, comparison)
         if not steps:
             return "No step times were kept."
-        return lambda: charts.spread(comparison, steps), captions.spread(comparison, steps, machine)
+        return partial(charts.spread, comparison, steps), captions.spread(comparison, steps, machine)
     if kind == "memory":
         frontier = efficient(comparison)
         if not frontier:
             return "Peak memory was not measured: torch's allocator counts only a GPU's."
         if len(comparison.measured) == 1:
             return "Only one variant was measured: there is nothing to compare it with."
-        return lambda: charts.memory(comparison, frontier), captions.memory(comparison, frontier, machine)
+        return partial(charts.memory, comparison, frontier), captions.memory(comparison, frontier, machine)
     if not any(variant.kernels for variant in comparison.measured):
         return "There are no kernel times: they are taken on a GPU only."
-    return lambda: charts.kernels(comparison), captions.kernels(comparison, machine)
+    return partial(charts.kernels, comparison), captions.kernels(comparison, machine)
 
 
 def window_steps(results: Results, comparison: ComparisonResult) -> dict[str, dict[int, list[float]]]:

@@ -27,10 +27,10 @@ SIGNS = {
     **{sign: f"\\{sign}" for sign in "#$%&_{}"},
     "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", '"': r"\char34{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "–": "--", "—": "---", "…": r"\ldots{}",
-    "\u2018": "`", "\u2019": "'", "“": "``", "”": "''", "×": r"\(\times\)", "−": r"\(-\)", "±": r"\(\pm\)", "≤": r"\(\le\)",
-    "≥": r"\(\ge\)", "µ": r"\(\mu\)", "²": r"\(^2\)", "³": r"\(^3\)", "·": r"\(\cdot\)", "°": r"\(^\circ\)",
-    "§": r"\S{}", "ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}", "ø": r"\o{}",
-    "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "\u0131": r"\i{}",
+    "\u2018": "`", "\u2019": "'", "“": "``", "”": "''", "×": r"\(\times\)", "−": r"\(-\)", "±": r"\(\pm\)",
+    "≤": r"\(\le\)", "≥": r"\(\ge\)", "µ": r"\(\mu\)", "²": r"\(^2\)", "³": r"\(^3\)", "·": r"\(\cdot\)",
+    "°": r"\(^\circ\)", "§": r"\S{}", "ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}",
+    "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}", "\u0131": r"\i{}",
 }  # fmt: skip
 # by the combining character that Unicode takes a letter with it apart into
 ACCENTS = dict(
