@@ -51,14 +51,15 @@ def verify(archive: Path) -> Verdict:
         folder.mkdir()
         damaged = packing.unpack(archive, folder)
         found.wrong += [f"{name} cannot be read: {why}" for name, why in damaged.items()]
-        if SUMS in damaged:
+        if SUMS not in damaged:
+            _check_sums(folder, damaged, found)
+        if damaged:
             return found
-        _check_sums(folder, damaged, found)
-        if not damaged:
-            again = Path(work, "again.zip")
-            packing.pack(folder, again)
-            if place := packing.first_difference(archive, again):
-                found.wrong.append(f"The file is not as halfstep packs these members: it differs from {place} on.")
+        again = Path(work, "again.zip")
+        packing.pack(folder, again)
+        if place := packing.first_difference(archive, again):
+            found.wrong.append(f"The file is not as halfstep packs these members: it differs from {place} on.")
+            return found
         scope, drawn_by = about.read(folder)
         results = folder / RESULTS / scope.name
         try:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from halfstep.records import STEPS_COLUMNS, read_csv, write_json, write_text
 from halfstep.report import captions, charts, rst, style
@@ -18,6 +23,8 @@ KINDS = {
     "memory": "Peak memory against throughput",
     "kernels": "Kernel time by kind",
 }
+MANY = 40  # figures, which take one process longer than starting others
+MOST_PROCESSES = 8
 
 
 def plot(scope_dir: Path) -> None:
@@ -29,7 +36,6 @@ def plot(scope_dir: Path) -> None:
     results = load(scope_dir)
     folder = scope_dir / "figures"
     index: dict[str, dict[str, dict[str, str | None]]] = {name: {} for name in results.study.comparisons}
-    kept = set()
     made: list[tuple[str, str, str, Drawn | str]] = [
         (comparison.name, kind, title, _figure(results, comparison, kind))
         for comparison in results.comparisons
@@ -39,22 +45,39 @@ def plot(scope_dir: Path) -> None:
         (operator.name, OPERATOR_KIND, operator_title(operator), operator_figure(operator, results.machine))
         for operator in results.operators
     ]
+    drawings: dict[Path, Callable[[], Figure]] = {}
     for comparison_name, kind, title, drawn in made:
         name, caption = None, drawn
         if isinstance(drawn, tuple):
             draw, caption = drawn
             name = f"{comparison_name}-{kind}"
-            with plt.rc_context(style.RC):
-                figure = draw()
-                style.save(figure, folder / name)
-            plt.close(figure)
+            drawings[folder / name] = draw
             write_text(folder / f"{name}.rst", rst.caption(title, caption))
-            kept.add(name)
         index[comparison_name][kind] = {"title": title, "file": name, "caption": str(caption)}
+    _draw_all(drawings)
     write_json(folder / "captions.json", index)
     for path in folder.iterdir():
-        if path.suffix in (".svg", ".pdf", ".png", ".rst") and path.stem not in kept:
+        if path.suffix in (".svg", ".pdf", ".png", ".rst") and path.with_suffix("") not in drawings:
             path.unlink()
+
+
+def _draw_all(drawings: Mapping[Path, Callable[[], Figure]]) -> None:
+    """Many at once where there are many: drawing is most of what a report takes."""
+    processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    if len(drawings) < MANY or processes < 2:
+        for stem, draw in drawings.items():
+            _draw(stem, draw)
+        return
+    # a fresh process each, since a fork of one with threads may hang
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_draw, drawings.keys(), drawings.values()))
+
+
+def _draw(stem: Path, draw: Callable[[], Figure]) -> None:
+    with plt.rc_context(style.RC):
+        figure = draw()
+        style.save(figure, stem)
+    plt.close(figure)
 
 
 def _figure(results: Results, comparison: ComparisonResult, kind: str) -> Drawn | str:

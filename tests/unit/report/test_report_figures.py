@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.collections import PolyCollection
 
 from halfstep.records import STEPS_COLUMNS, read_csv, write_csv
 from halfstep.report import charts
@@ -30,7 +31,8 @@ def test_four_figures_per_comparison_in_three_formats(h200):
     plot(h200)
     names = {f"{name}-{kind}" for name in ("vit-b128", "lm") for kind in ("speedup", "spread", "memory", "kernels")}
     files = {path.name for path in (h200 / "figures").iterdir()}
-    assert files == {f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf", "png")} | {"captions.json"}
+    kinds = ("svg", "pdf", "png", "rst")
+    assert files == {f"{name}.{suffix}" for name in names for suffix in kinds} | {"captions.json"}
     for name in names:
         assert ElementTree.parse(h200 / "figures" / f"{name}.svg").getroot().tag == f"{SVG}svg"
         pdf = (h200 / "figures" / f"{name}.pdf").read_bytes()
@@ -146,7 +148,8 @@ def test_boxes_keep_their_rows_where_variants_between_have_no_steps(h200):
     comparison = load(h200).comparisons[0]
     steps = {name: {1: [1.0, 2.0, 3.0], 2: [1.0, 2.0, 3.0]} for name in ("eager", "bf16-foreach")}
     axis = charts.spread(comparison, steps).axes[0]
-    boxes = [patch.get_path().get_extents() for patch in axis.patches]
+    (drawn,) = (artist for artist in axis.collections if isinstance(artist, PolyCollection))
+    boxes = [path.get_extents() for path in drawn.get_paths()]
     assert len(boxes) == 4
     assert max(box.height for box in boxes) < 0.5
     assert sorted(round((box.y0 + box.y1) / 2) for box in boxes) == [1, 1, 4, 4]
