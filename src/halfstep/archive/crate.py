@@ -63,6 +63,7 @@ def describe(folder: Path, results: Results, citation: Citation, runs: Sequence[
     )
     workflow["name"] = "halfstep"
     workflow["version"] = citation.version
+    workflow["encodingFormat"] = "text/plain"
     workflow["conformsTo"] = {"@id": WORKFLOW}
     _parameter(crate, workflow, "input", "study", "File", config)
     _parameter(crate, workflow, "output", "runs", "Dataset", raw)
@@ -105,9 +106,8 @@ def _root(crate: ROCrate, results: Results, citation: Citation, ended: datetime)
         root["license"] = _add(crate, page, "CreativeWork", name=citation.license, description="by its SPDX identifier")
     else:
         root["license"] = "see LICENSE"
-    root["author"] = [
-        _add(crate, f"#author-{place}", kind, name=name) for place, (kind, name) in enumerate(citation.authors, 1)
-    ]
+    for place, (kind, name) in enumerate(citation.authors, 1):
+        root.append_to("author", _add(crate, f"#author-{place}", kind, name=name), compact=True)
     root["conformsTo"] = [
         _add(crate, profile, "CreativeWork", name=name, version=profile.rpartition("/")[2])
         for profile, name in PROFILES.items()
@@ -119,7 +119,7 @@ def _parameter(crate: ROCrate, workflow: Entity, direction: str, name: str, kind
     parameter = crate.add_formal_parameter(name, kind, f"#{name}", value["description"], valueRequired=True)
     parameter["workExample"] = value
     value["exampleOfWork"] = parameter
-    workflow.append_to(direction, parameter)
+    workflow[direction] = parameter
 
 
 def _containers(crate: ROCrate, folder: Path, runs: Sequence[Recorded]) -> dict[str, Entity]:
@@ -159,7 +159,7 @@ def _outcome(run: Recorded) -> str:
 def _times(runs: Sequence[Recorded]) -> dict[str, Any]:
     starts = [run.started for run in runs if run.started]
     start = {"startTime": min(starts).isoformat()} if starts else {}
-    return {**start, "endTime": _ended(runs).isoformat(), "actionStatus": {"@id": COMPLETED}}
+    return {**start, "endTime": _ended(runs).isoformat(), "actionStatus": COMPLETED}
 
 
 def _ended(runs: Sequence[Recorded]) -> datetime:

@@ -6,6 +6,7 @@ also means that no archive unpacks to more than its own size.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import stat
@@ -30,13 +31,16 @@ class Refused(Exception):
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write all files below `folder` into one zip file, in the order of their names. Only the source has programs."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    """Write all that is below `folder` into one zip file, in the order of the names. Only the source has programs."""
+    found = {path.relative_to(folder).as_posix() + "/" * path.is_dir(): path for path in folder.rglob("*")}
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
         for name in sorted(found):
             path = found[name]
+            if path.is_dir():  # readers of RO-Crates look for the folders that it describes
+                packed.writestr(_entry(name, 0, stat.S_IFDIR | PROGRAM), b"")
+                continue
             program = name.startswith(f"{SOURCE}/") and path.stat().st_mode & stat.S_IXUSR
-            entry = _entry(name, path.stat().st_size, PROGRAM if program else PLAIN)
+            entry = _entry(name, path.stat().st_size, stat.S_IFREG | (PROGRAM if program else PLAIN))
             with path.open("rb") as source, packed.open(entry, "w") as target:
                 shutil.copyfileobj(source, target, CHUNK)
 
@@ -44,7 +48,7 @@ def pack(folder: Path, archive: Path) -> None:
 def _entry(name: str, size: int, mode: int) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, DATE)
     entry.create_system = 3  # Unix, wherever it is packed
-    entry.external_attr = (stat.S_IFREG | mode) << 16
+    entry.external_attr = mode << 16
     entry.file_size = size
     return entry
 
@@ -65,6 +69,10 @@ def unpack(archive: Path, folder: Path) -> dict[str, str]:
             return {entry.filename: why for entry in entries if (why := _extract(packed, entry, folder))}
     except UNREADABLE as error:
         raise Refused(f"is not a whole zip file: {_words(error)}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place before the file's beginning
+            raise
+        raise Refused("is not a whole zip file: it says that its members lie outside it") from error
 
 
 def _check(entries: list[zipfile.ZipInfo], size: int) -> None:
@@ -73,17 +81,20 @@ def _check(entries: list[zipfile.ZipInfo], size: int) -> None:
     if len(entries) > MOST_MEMBERS:
         raise Refused(f"has {len(entries):,} members, and more than {MOST_MEMBERS:,} are not read")
     names: set[str] = set()
+    files: set[str] = set()
     for entry in entries:
-        name = entry.filename
+        name = entry.filename.removesuffix("/")
         if why := _bad_name(name):
             raise Refused(f"has a member named {name!r}, which {why}")
         if name in names:
             raise Refused(f"has two members named {name!r}")
         names.add(name)
         kind = stat.S_IFMT(entry.external_attr >> 16)
-        if kind != stat.S_IFREG:
-            what = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder"}.get(kind, "no file")
-            raise Refused(f"has a member {name!r} that is {what}, and an archive holds plain files only")
+        if kind != (stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
+            what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
+            raise Refused(f"has a member {name!r} that is {what}")
+        if not entry.is_dir():
+            files.add(name)
         if entry.flag_bits & 1:
             raise Refused(f"has a member {name!r} that is encrypted")
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
@@ -92,7 +103,7 @@ def _check(entries: list[zipfile.ZipInfo], size: int) -> None:
         raise Refused("says that its members are larger than itself")
     for name in names:
         for parent in list(PurePosixPath(name).parents)[:-1]:
-            if str(parent) in names:
+            if str(parent) in files:
                 raise Refused(f"has members {str(parent)!r} and {name!r}, of which one would be a folder of the other")
 
 
@@ -114,6 +125,9 @@ def _extract(packed: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path) -> s
     path = folder / entry.filename
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if entry.is_dir():
+            path.mkdir(exist_ok=True)
+            return None if entry.file_size == 0 else "a folder with content"
         with packed.open(entry) as source, path.open("xb") as target:
             shutil.copyfileobj(source, target, CHUNK)
         path.chmod(PROGRAM if entry.external_attr >> 16 & stat.S_IXUSR else PLAIN)

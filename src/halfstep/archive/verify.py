@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from PIL import Image, ImageChops
 
@@ -83,6 +83,8 @@ def _check_sums(folder: Path, damaged: dict[str, str], found: Verdict) -> None:
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} | damaged.keys()
     for name in sorted({*listed, *REQUIRED} - there):
         raise Refused(f"lacks {name}")
+    folders = {str(parent) for name in listed for parent in PurePosixPath(name).parents}
+    there |= {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()} - folders
     for name in sorted(there - listed.keys() - {SUMS}):
         raise Refused(f"holds {name!r}, which {SUMS} does not list")
     changed = [
