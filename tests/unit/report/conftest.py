@@ -231,7 +231,7 @@ def make_scope(
     return study
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scopes() -> SimpleNamespace:
     """The generator's functions and data."""
     return SimpleNamespace(
