@@ -83,8 +83,8 @@ def describe(folder: Path, results: Results, citation: Citation, runs: Sequence[
         action["name"] = f"Sitting {sitting}"
         action["description"] = "one call of Snakemake on one machine"
         used = {str(run.record.get("image")) for run in found}
-        if images := [entity for digest, entity in containers.items() if digest in used]:
-            action["containerImage"] = images
+        for digest in sorted(used & containers.keys()):
+            action.append_to("containerImage", containers[digest], compact=True)
         crate.root_dataset.append_to("mentions", action)
     report = crate.add_action(workflow, "#report", [study, raw], made, {"endTime": _ended(runs).isoformat()})
     report["name"] = "Tables, figures and report"

@@ -74,6 +74,8 @@ def verify(archive: Path) -> Verdict:
 
 
 def _check_sums(folder: Path, damaged: dict[str, str], found: Verdict) -> None:
+    if not (folder / SUMS).is_file():
+        raise Refused(f"lacks {SUMS}")
     listed: dict[str, str] = {}
     for number, line in enumerate((folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         parts = SUM.fullmatch(line)
@@ -144,10 +146,11 @@ def _other_bytes(archived: Path, again: Path) -> str | None:
     ours, theirs = archived.read_bytes(), again.read_bytes()
     if ours == theirs:
         return None
-    if archived.suffix == ".pdf":
+    lines = zip_longest(*(data.decode("utf-8", "replace").split("\n") for data in (ours, theirs)), fillvalue="")
+    differing = [(number, here, there) for number, (here, there) in enumerate(lines, 1) if here != there]
+    if not differing or archived.suffix == ".pdf":
         return "its bytes differ"
-    lines = zip_longest(*(data.decode("utf-8", "replace").splitlines() for data in (ours, theirs)), fillvalue="")
-    number, (here, there) = next((n, pair) for n, pair in enumerate(lines, 1) if pair[0] != pair[1])
+    number, here, there = differing[0]
     return f"line {number} is {_short(here)} and should be {_short(there)}"
 
 
@@ -160,7 +163,7 @@ def _other_pixels(archived: Path, again: Path) -> str | None:
             if ours.size != theirs.size or ours.mode != theirs.mode:
                 return f"it has {ours.width}x{ours.height} pixels and should have {theirs.width}x{theirs.height}"
             box = ImageChops.difference(ours, theirs).getbbox(alpha_only=False)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         return f"it cannot be read as an image: {describe(error)}"
     return None if box is None else f"pixels differ between {box[:2]} and {box[2:]}"
 

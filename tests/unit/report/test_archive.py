@@ -221,9 +221,7 @@ def test_runs_of_another_study_are_not_archived_as_those_of_this_one(scope: Path
     other = deepcopy(CONFIG)
     other["comparisons"]["vit"]["variants"]["eager"]["batch"] = 64
     collect(scope, validate(other))
-    with pytest.raises(
-        StudyError, match=r"2 runs cannot .*vit/eager rep1 \(made by another .*STATUS=stale"
-    ):
+    with pytest.raises(StudyError, match=r"2 runs cannot .*vit/eager rep1 \(made by another .*STATUS=stale"):
         archived(scope, source, tmp_path / "a.zip")
 
 
