@@ -18,4 +18,4 @@ rule all:
         rules.plot_figures.output,
         f"{OUT}/report.md",
         [SIF] * IMAGE,
-        figures_there_are(),
+        figures_to_show(),

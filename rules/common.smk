@@ -101,14 +101,16 @@ def source_state():
         stop(str(error))
 
 
-def figures_there_are():
-    """For `snakemake --report`, which takes what is an input of a rule: the figures of the last call, with captions."""
-    try:
-        captions = json.loads(Path(OUT, "figures/captions.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def figures_to_show():
+    """For `snakemake --report`, which shows inputs of rules too: the figures that there are, with their captions.
+
+    Only then: which figures there will be is known when they are drawn, and one that is gone would be a missing input.
+    """
+    captions = Path(OUT, "figures/captions.json")
+    if not any(word.partition("=")[0] == "--report" for word in sys.argv) or not captions.exists():
         return []
     found = []
-    for comparison, figures in captions.items():
+    for comparison, figures in json.loads(captions.read_text(encoding="utf-8")).items():
         for figure in figures.values():
             stem = f"{OUT}/figures/{figure['file']}"
             if Path(f"{stem}.svg").exists():
