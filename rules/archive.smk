@@ -21,6 +21,8 @@ rule archive_study:
         rules.write_report.output,
     output:
         ARCHIVE,
+    log:
+        f"{OUT}/logs/archive_study.log",
     params:
         # what makes it run again
         code=fingerprint(["halfstep.archive.make"]),
@@ -28,4 +30,4 @@ rule archive_study:
         source=lambda w: source_state(),
         folder=lambda w: OUT,
     shell:
-        "PYTHONPATH=src python3 -m halfstep archive {params.folder} --out {output}"
+        "PYTHONPATH=src python3 -m halfstep archive {params.folder} --out {output} 2>&1 | tee {log} >&2"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from math import ceil
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, nan
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -12,9 +12,9 @@ import numpy as np
 import seaborn as sns
 from matplotlib import cbook
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from halfstep.report import wording
@@ -92,6 +92,8 @@ def speedup(comparison: ComparisonResult) -> Figure:
     figure, (axis,) = _rows(comparison, COLUMN_IN, 1, 0.6)
     axis.axvline(1, color=GREY, linewidth=0.8, zorder=0)
     numbers = []
+    dots: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    intervals = []
     for row, variant in enumerate(comparison.variants):
         ratio = variant.speedup or Ratio(1.0)
         if not variant.measured:
@@ -100,11 +102,14 @@ def speedup(comparison: ComparisonResult) -> Figure:
             numbers.append("no ratio")
         else:
             numbers.append(wording.ratio(ratio) if variant.speedup else "baseline")
-            marker, face = "D" if ratio.method == "unpaired" else "o", PALETTE[0] if ratio.low else "white"
-            axis.plot([ratio.value], [row], marker, color=PALETTE[0], markersize=4, markerfacecolor=face, zorder=3)
+            look = "D" if ratio.method == "unpaired" else "o", PALETTE[0] if ratio.low else "white"
+            dots.setdefault(look, []).append((ratio.value, row))
         if ratio.low is not None and ratio.high is not None:
-            axis.plot([ratio.low, ratio.high], [row, row], color=DARK)
-            axis.plot([ratio.low, ratio.high], [row, row], "|", color=DARK, markersize=9)
+            intervals.append([(ratio.low, row), (ratio.high, row)])
+    for (marker, face), points in dots.items():
+        axis.plot(*_columns(points), marker, color=PALETTE[0], markersize=4, markerfacecolor=face, zorder=3)
+    _lines(axis, intervals, color=DARK)
+    axis.plot(*_columns([end for interval in intervals for end in interval]), "|", color=DARK, markersize=9)
     right = axis.secondary_yaxis("right")
     right.set_yticks(range(len(numbers)), numbers)
     right.tick_params(length=0)
@@ -168,23 +173,41 @@ def _boxes(
     axis: Axes, samples: Sequence[Numbers], places: Sequence[float], colours: Sequence[Any], height: float
 ) -> None:
     """Horizontal boxes at heights `places`; all that look alike are one artist, since a large study has thousands."""
-    boxes, lines, others = [], [], []
-    for found, place in zip(cbook.boxplot_stats(samples, whis=(5, 95)), places, strict=True):
+    boxes: dict[Any, list[Sequence[tuple[float, float]]]] = {}
+    lines: list[Sequence[tuple[float, float]]] = []
+    others = []
+    for found, place, colour in zip(cbook.boxplot_stats(samples, whis=(5, 95)), places, colours, strict=True):
         low, high, q1, q3 = (found[name] for name in ("whislo", "whishi", "q1", "q3"))
         top, bottom, cap = place - height / 2, place + height / 2, height / 4
-        boxes.append([(q1, top), (q3, top), (q3, bottom), (q1, bottom)])
-        lines += [
-            [(low, place), (q1, place)],
-            [(q3, place), (high, place)],
-            [(found["med"], top), (found["med"], bottom)],
-        ]
+        boxes.setdefault(colour, []).append(_corners(q1, q3, top, bottom))
+        lines += [[(one, place), (other, place)] for one, other in ((low, q1), (q3, high))]
         lines += [[(end, place - cap), (end, place + cap)] for end in (low, high)]
+        lines += [[(found["med"], top), (found["med"], bottom)]]
         others += [(value, place) for value in found["fliers"]]
-    axis.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors=DARK, linewidths=0.6, zorder=2))
-    axis.add_collection(LineCollection(lines, colors=DARK, linewidths=0.6, zorder=3))
-    xs, ys = zip(*others, strict=True) if others else ((), ())
-    axis.plot(xs, ys, ".", markersize=2, color=DARK, markeredgewidth=0)
+    for colour, corners in boxes.items():
+        _polygons(axis, corners, facecolor=colour, edgecolor=DARK, linewidth=0.6, zorder=2)
+    _lines(axis, lines, color=DARK, linewidth=0.6, zorder=3)
+    axis.plot(*_columns(others), ".", markersize=2, color=DARK, markeredgewidth=0)
     axis.autoscale_view(scaley=False)
+
+
+def _corners(left: float, right: float, top: float, bottom: float) -> Sequence[tuple[float, float]]:
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def _polygons(axis: Axes, polygons: Sequence[Sequence[tuple[float, float]]], **looks: Any) -> None:
+    """Polygons of as many corners each, as one artist."""
+    axis.add_patch(PathPatch(Path.make_compound_path_from_polys(np.array(polygons)), **looks))
+
+
+def _lines(axis: Axes, lines: Iterable[Sequence[tuple[float, float]]], **looks: Any) -> None:
+    """Lines as one artist."""
+    points = [point for line in lines for point in (*line, (nan, nan))]
+    axis.plot(*_columns(points), **looks)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[Sequence[float], Sequence[float]]:
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
@@ -241,18 +264,21 @@ def kernels(comparison: ComparisonResult) -> Figure:
     for row, variant in enumerate(comparison.variants):
         if not variant.kernels:
             _note(axis, row, "no profile" if variant.measured else wording.status(variant.row["status"]))
+    bars: dict[str, list[Sequence[tuple[float, float]]]] = {kind: [] for kind in used}
     for row, variant in profiled.items():
         start = 0.0
         for kind in (kind for kind in used if kind in variant.kernels):
             width = variant.kernels[kind] * factors[variant.name]
-            colour, hatch = KIND_STYLES[kind]
-            axis.barh(row, width, left=start, height=0.68, color=colour, hatch=hatch, edgecolor=DARK, linewidth=0.4)
+            bars[kind].append(_corners(start, start + width, row - 0.34, row + 0.34))
             if width > 0.05 * longest:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
                 number = wording.digits(width)
                 axis.text(start + width / 2, row, number, ha="center", va="center", fontsize=7, bbox=box)
             start += width
         axis.text(start + 0.005 * longest, row, wording.digits(start), va="center", fontsize=7)
+    for kind, found in bars.items():
+        colour, hatch = KIND_STYLES[kind]
+        _polygons(axis, found, facecolor=colour, hatch=hatch, edgecolor=DARK, linewidth=0.4)
     axis.set_xlim(0, longest * 1.06)
     axis.set_xlabel(_clocked(f"time ({unit})", comparison))
     columns = min(len(used), 6)
