@@ -13,7 +13,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ FREE_TEXT = ("reason", "messages", "detail", "remedy")
 """keys and columns that hold sentences: of a run's files, words are looked for in these alone; elsewhere `h200` is the
 device, whatever the host is called"""
 NOBODY = ("root", "localhost")
-HOMES = r"/(?:home|Users)/[^/\s:'\"`,;()<>\[\]{}|\\]+"  # of anybody: on another node they may be another's
+HOMES = r"(?<![\w.-])/(?:home|Users)/[^/\s:'\"`,;()<>\[\]{}|\\]+"  # of anybody: on another node they may be another's
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,12 @@ class Names:
     @classmethod
     def here(cls) -> Names:
         """Those of this process: its user, its home, its host."""
-        homes = {str(Path.home()), os.path.realpath(Path.home())} - {"/"}
+        homes = _homes()
         host = socket.gethostname()
         words = dict.fromkeys((host, host.partition(".")[0]), "<host>")
-        words |= dict.fromkeys((getpass.getuser(), *(Path(home).name for home in homes)), "<user>")
-        return cls(
-            tuple(sorted(homes, key=len, reverse=True)),
-            {word: words[word] for word in sorted(words, key=len, reverse=True) if word and word not in NOBODY},
-        )
+        words |= dict.fromkeys((_user(), *(Path(home).name for home in homes)), "<user>")
+        names = [word for word in words if word not in ("", *NOBODY) and not word.isdigit()]
+        return cls(_longest_first(homes), {word: words[word] for word in _longest_first(names)})
 
     def without_homes(self, text: str) -> str:
         for home in self.homes:
@@ -118,6 +116,25 @@ class Names:
             text = path.read_bytes().decode("utf-8", "replace")
             pattern = re.compile("|".join(map(_home, wanted)))
             yield from (number for number, line in enumerate(text.splitlines(), 1) if pattern.search(line))
+
+
+def _homes() -> set[str]:
+    """The home, and what it is where its path leads over links."""
+    try:
+        return {str(Path.home()), os.path.realpath(Path.home())} - {"/"}
+    except RuntimeError:  # this user has none
+        return set()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may know none
+        return ""
+
+
+def _longest_first(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: (-len(name), name)))
 
 
 def _home(path: str) -> str:

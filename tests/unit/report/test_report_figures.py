@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from halfstep.records import STEPS_COLUMNS, read_csv, write_csv
-from halfstep.report import charts
+from halfstep.report import charts, figures, style
 from halfstep.report.charts import _ratio_limits
 from halfstep.report.collect import collect
 from halfstep.report.figures import efficient, plot, window_steps
@@ -38,6 +39,18 @@ def test_four_figures_per_comparison_in_three_formats(h200):
         pdf = (h200 / "figures" / f"{name}.pdf").read_bytes()
         assert b"/FontFile2" in pdf  # an embedded TrueType font
         assert b"/CreationDate" not in pdf
+
+
+def test_many_figures_are_drawn_at_once_and_are_the_same(h200, monkeypatch):
+    plot(h200)
+    one_by_one = {path.name: path.read_bytes() for path in (h200 / "figures").iterdir()}
+    for path in (h200 / "figures").iterdir():
+        path.unlink()
+    monkeypatch.setattr(figures, "MANY", 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(style, "save", None)  # in this process none can be
+    plot(h200)
+    assert {path.name: path.read_bytes() for path in (h200 / "figures").iterdir()} == one_by_one
 
 
 def test_captions_name_the_finding_with_its_interval_and_who_has_no_number(h200, unsaved):
