@@ -182,8 +182,9 @@ def verify(file: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="as `hal
         raise fail(f"{file} {error}.") from error
     for sentence in (*found.right, *found.wrong):
         print(sentence)
-    print(f"{file}: {f'{len(found.wrong)} things are wrong' if found.wrong else 'all is right'}")
-    raise typer.Exit(bool(found.wrong))
+    few = {0: "all is right", 1: "one thing is wrong"}
+    print(f"{file}: {few.get(len(found.wrong), f'{len(found.wrong)} things are wrong')}")
+    raise typer.Exit(1 if found.wrong else 0)
 
 
 @app.command()

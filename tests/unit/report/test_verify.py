@@ -66,7 +66,8 @@ def wrong(archive: Path) -> list[str]:
     code, output = verified(archive)
     *found, last = output.splitlines()
     sentences = [line for line in found if not line.startswith(RIGHT)]
-    assert (code, last) == (1, f"{archive}: {len(sentences)} things are wrong"), output
+    count = "one thing is wrong" if len(sentences) == 1 else f"{len(sentences)} things are wrong"
+    assert (code, last) == (1, f"{archive}: {count}"), output
     return sentences
 
 
