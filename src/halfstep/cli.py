@@ -175,13 +175,14 @@ def verify(file: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="as `hal
     """
     from halfstep.archive.packing import Refused
     from halfstep.archive.verify import verify as verify_archive
+    from halfstep.report.wording import one_line
 
     try:
         found = verify_archive(file)
     except Refused as error:
         raise fail(f"{file} {error}.") from error
     for sentence in (*found.right, *found.wrong):
-        print(sentence)
+        print(one_line(sentence))  # it may quote a stranger's file
     few = {0: "all is right", 1: "one thing is wrong"}
     print(f"{file}: {few.get(len(found.wrong), f'{len(found.wrong)} things are wrong')}")
     raise typer.Exit(1 if found.wrong else 0)

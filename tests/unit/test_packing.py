@@ -145,6 +145,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     },
     "a backslash": (lambda path: write(path, (entry("..\\evil"), b"x")), "no name that halfstep gives"),
     "a drive": (lambda path: write(path, (entry("c:evil"), b"x")), "no name that halfstep gives"),
+    "a repository": (lambda path: write(path, (entry("source/.git/config"), b"x")), "would be run by git"),
     "a line break": (lambda path: write(path, (entry("a\nevil"), b"x")), "no name that halfstep gives"),
     "a long name": (lambda path: write(path, (entry("evil" * 100), b"x")), "too long"),
     "a link": (lambda path: write(path, (entry("a", stat.S_IFLNK | 0o777), b"/etc/passwd")), "that is a link"),

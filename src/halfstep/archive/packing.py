@@ -115,6 +115,8 @@ def _bad_name(name: str) -> str | None:
         return "would land outside the folder that it is unpacked in"
     if any(part in ("", ".", "..") for part in name.split("/")):
         return "may land outside the folder that it is unpacked in"
+    if ".git" in name.lower().split("/"):
+        return "would be run by git"
     if any(len(part.encode()) > LONGEST_PART for part in name.split("/")):
         return "is too long"
     return None

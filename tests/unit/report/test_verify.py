@@ -58,6 +58,7 @@ def sketch(figure: object, stem: Path) -> None:
 def verified(archive: Path) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["verify", str(archive)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "\x1b" not in result.output
     return result.exit_code, result.output
 
 
@@ -204,6 +205,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a study that is none": (
         lambda folder: replaced({'"workload": "vit_huge"': '"workload": "vit"'}, folder / SCOPE / "study.json"),
         ["study.json: comparisons.vit.workload = 'vit' is unknown"],
+    ),
+    "a record that would clear the screen": (
+        lambda folder: replaced({'"comparison": "vit"': '"comparison": "\\u001b[2J"'}, folder / RUN / "record.json"),
+        ["The run vit/eager rep1 (the record is of another run: [2J/eager/1)"],
     ),
     "a record that no report can take": (
         lambda folder: replaced({'"applied": {': '"applied": [1], "was": {'}, folder / RUN / "record.json"),
