@@ -28,8 +28,10 @@ study: setup
 setup: .venv/.train
 	@:
 
+# A file's tests in one worker, for its fixtures cost more than its tests.
 test: .venv/.dev .venv/.validator
-	@$(in_venv) $(bin)/python -m pytest -m "not gpu and not image and not slurm" $(ARGS)
+	@$(in_venv) $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	    -m "not gpu and not image and not slurm" $(ARGS)
 
 lint: .venv/.dev
 	$(bin)/ruff check
