@@ -36,6 +36,7 @@ SIGNS = {
 ACCENTS = dict(
     zip("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327", "`'^~=u.\"rHvc", strict=True)
 )
+LONG = re.compile(r"\S{16}(?=\S{4})")
 LIGATURE = re.compile(r"([-'`,])(?=\1)|[?!](?=`)")
 
 
@@ -60,8 +61,9 @@ def prose(text: str) -> str:
 
 
 def _encode(text: str) -> str:
-    """`{}` keeps two signs apart that would become one."""
-    return "{}".join("".join(map(_sign, part)) for part in LIGATURE.sub("\\g<0>\0", text).split("\0"))
+    """`{}` keeps two signs apart that would become one, and a long word may be broken."""
+    marked = LONG.sub("\\g<0>\1", LIGATURE.sub("\\g<0>\0", text))
+    return "".join({"\0": "{}", "\1": r"\allowbreak{}"}.get(sign) or _sign(sign) for sign in marked)
 
 
 def _sign(sign: str) -> str:
@@ -149,7 +151,7 @@ def _operator(operator: OperatorResult, machine: str) -> Iterator[Table]:
             f"{operator.name}-{headings[0].replace(' ', '-')}",
             f"{operator.title}.{over} {machine}.",
             headings,
-            (0.3, NAMES, *[NUMBERS] * (len(headings) - 3), NAMES) if timed else (0.3, *[0.1] * (len(headings) - 1)),
+            (0.25, NAMES, *[NUMBERS] * (len(headings) - 3), NAMES) if timed else (0.25, *[0.17] * (len(headings) - 1)),
             lines,
         )
 

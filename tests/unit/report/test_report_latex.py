@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from operator_runs import make_operators
 
 from halfstep.report import latex
 from halfstep.report.collect import collect
@@ -117,6 +118,20 @@ def test_whatever_a_study_holds_the_tables_compile(tmp_path: Path, scopes: Simpl
             ["pdftotext", "-layout", document.with_suffix(".pdf"), "-"], capture_output=True, text=True
         )
         assert "script" in done.stdout and "U+65E5" in done.stdout
+
+
+def test_tables_of_operators_fit_on_their_pages(tmp_path: Path) -> None:
+    make_operators(tmp_path / "h200")
+    latex.write_tables(load(tmp_path / "h200"))
+    tables = sorted(path.stem for path in (tmp_path / "h200" / "tables").glob("*.tex"))
+    assert {"dtypes-limit", "dtypes-value-of-the-sample", "dtypes-operation", "gemm-case"} <= {*tables}
+    inputs = "\n".join(rf"\input{{h200/tables/{name}}}" for name in tables)
+    document = tmp_path / "document.tex"
+    document.write_text(
+        "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs,array}\n"
+        f"\\begin{{document}}\n{inputs}\n\\end{{document}}\n"
+    )
+    assert not re.findall(r"^(?:Overfull|LaTeX Warning).*", compiled(document), re.MULTILINE)
 
 
 def test_the_paper_compiles_and_nothing_sticks_out(tmp_path: Path) -> None:
