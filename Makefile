@@ -29,7 +29,7 @@ setup: .venv/.train
 	@:
 
 # A file's tests in one worker, for its fixtures cost more than its tests.
-test: .venv/.dev
+test: .venv/.dev .venv/.validator
 	@$(in_venv) $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
 	    -m "not gpu and not image and not slurm" $(ARGS)
 
@@ -48,6 +48,7 @@ lock: .venv/.uv-$(UV_VERSION)
 	$(compile) pyproject.toml --extra train --extra dev -c requirements-train.lock -o requirements-dev.lock
 	$(compile) docker/requirements-build.in -c requirements-train.lock -o docker/requirements-build.lock
 	$(compile) --no-deps docker/requirements-te.in -c requirements-train.lock -o docker/requirements-te.lock
+	$(compile) tests/validator/requirements.in -o tests/validator/requirements.lock
 
 remeasure:
 	@$(if $(STATUS)$(COMPARISON),:,echo "Say which runs: make remeasure STATUS=disturbed, or COMPARISON=vit-b128, or both." >&2; exit 2)
@@ -77,4 +78,10 @@ help:
 .venv/.dev: requirements-dev.lock .venv/.train
 	@echo "Installing $<"
 	@$(install) --require-hashes -r $<
+	@touch $@
+
+# The public validator of RO-Crates, in an environment of its own.
+.venv/.validator: tests/validator/requirements.lock .venv/.uv-$(UV_VERSION)
+	@$(bin)/python -m venv --without-pip .venv/validator
+	@$(bin)/uv pip install --quiet --python .venv/validator/bin/python --require-hashes -r $<
 	@touch $@

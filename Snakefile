@@ -5,6 +5,7 @@ include: "rules/probe.smk"
 include: "rules/measure.smk"
 include: "rules/parity.smk"
 include: "rules/report.smk"
+include: "rules/archive.smk"
 
 
 # Not the report alone: beside an older one, what is gone or whose job died would else be "nothing to be done".
@@ -19,3 +20,4 @@ rule all:
         rules.plot_figures.output,
         f"{OUT}/report.md",
         [SIF] * IMAGE,
+        figures_to_show(),

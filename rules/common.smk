@@ -14,6 +14,7 @@ from snakemake.utils import update_config
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
 
+from halfstep.archive.source import find_source
 from halfstep.config_file import read_config
 from halfstep.fingerprint import fingerprint, run_fingerprint
 from halfstep.measure.ancestor import this_process
@@ -105,6 +106,32 @@ def trained(wildcards):
 
 def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
+
+
+def source_state():
+    """What an archive's source hangs on: its commit and what is changed in it."""
+    try:
+        return find_source(ROOT).state()
+    except StudyError as error:
+        stop(str(error))
+
+
+def figures_to_show():
+    """For `snakemake --report`, which shows inputs of rules too: the figures that there are, with their captions.
+
+    Only then: which figures there will be is known when they are drawn, and one that is gone would be a missing input.
+    """
+    captions = Path(OUT, "figures/captions.json")
+    if not any(word.partition("=")[0] == "--report" for word in sys.argv) or not captions.exists():
+        return []
+    found = []
+    for comparison, figures in json.loads(captions.read_text(encoding="utf-8")).items():
+        for figure in figures.values():
+            stem = f"{OUT}/figures/{figure['file']}"
+            if Path(f"{stem}.svg").exists():
+                labels = {"figure": figure["title"]}
+                found.append(report(f"{stem}.svg", caption=f"{stem}.rst", category=comparison, labels=labels))
+    return found
 
 
 def measured_now(path):

@@ -56,7 +56,7 @@ rule write_report:
     log:
         f"{OUT}/logs/write_report.log",
     params:
-        code=fingerprint(["halfstep.report.markdown"]),
+        code=fingerprint(["halfstep.report.write"]),
         template=file_hash("src/halfstep/report/report.md.j2"),
         folder=lambda w: OUT,
     shell:

@@ -12,9 +12,9 @@ import typer
 from pydantic import ValidationError
 
 from halfstep.mistakes import StudyError, nearest
-from halfstep.parity.plan import ParityRun, parity_keys, resolve_parity
+from halfstep.parity.plan import ParityRun
 from halfstep.registry import PARITY
-from halfstep.runs import Run, Scope, resolve, run_keys
+from halfstep.runs import Run, Scope
 from halfstep.study import Study, validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -119,17 +119,11 @@ def image(
 @app.command()
 def collect(folder: ScopeFolder = LATEST, study: StudyJson = None) -> None:
     """Gather the runs' CSVs into tables/."""
-    from halfstep.fingerprint import run_fingerprint
+    from halfstep.current_code import current_code
     from halfstep.report.collect import collect as collect_runs
 
     scope, the_study = load_study(folder, study)
-    codes = parity_codes = None
-    if study is not None:
-        timed = {key: resolve(the_study, scope, key) for key in run_keys(the_study, scope)}
-        trained = {key: resolve_parity(the_study, scope, key) for key in parity_keys(the_study, scope)}
-        codes = {key: run_fingerprint(run.modules.values()) for key, run in timed.items()}
-        parity_codes = {key: run_fingerprint(run.modules.values()) for key, run in trained.items()}
-    collect_runs(folder, the_study, codes, scope, parity_codes)
+    collect_runs(folder, the_study, None if study is None else current_code(the_study, scope), scope)
 
 
 @app.command()
@@ -147,16 +141,57 @@ def report(
     study: StudyJson = None,
     text_only: Annotated[bool, typer.Option("--text-only", help="take tables/ and figures/ as they are")] = False,
 ) -> None:
-    """Rebuild tables, figures and report.md from the runs' raw CSVs; needs neither torch nor a GPU."""
-    from halfstep.report.markdown import write_report
+    """Rebuild tables, figures and reports from the runs' raw CSVs; needs neither torch nor a GPU."""
+    from halfstep.current_code import current_code
+    from halfstep.report.write import rebuild, write_report
 
+    scope, the_study = load_study(folder, study)
     if text_only:
-        load_study(folder, None)  # it is there
+        write_report(folder)
     else:
-        collect(folder, study)
-        plot(folder)
-    write_report(folder)
+        rebuild(folder, the_study, scope, None if study is None else current_code(the_study, scope))
     print(f"report: {folder / 'report.md'}", file=sys.stderr)
+
+
+@app.command()
+def archive(
+    folder: ScopeFolder = LATEST,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="else archive/halfstep-<scope>.zip in RESULTS")
+    ] = None,
+    keep_names: Annotated[
+        bool, typer.Option("--keep-names", help="leave names of users and hosts and paths of homes where they are")
+    ] = False,
+) -> None:
+    """Put results, tables, figures, report and source into one file that can be cited and verified."""
+    from halfstep.archive.make import archive as make_archive
+
+    scope, _ = load_study(folder, None)
+    try:
+        make_archive(folder, out or folder / "archive" / f"halfstep-{scope.name}.zip", keep_names)
+    except StudyError as error:
+        raise fail(str(error)) from error
+
+
+@app.command()
+def verify(file: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="as `halfstep archive` makes it")]) -> None:
+    """Check an archive: every file, every record, and all tables, figures and reports made again from the raw results.
+
+    Exit code 0: all is right; 1: something differs, and is named; 2: it is no archive of ours, or might do harm.
+    """
+    from halfstep.archive.packing import Refused
+    from halfstep.archive.verify import verify as verify_archive
+    from halfstep.report.wording import one_line
+
+    try:
+        found = verify_archive(file)
+    except Refused as error:
+        raise fail(f"{file} {error}.") from error
+    for sentence in (*found.right, *found.wrong):
+        print(one_line(sentence))  # it may quote a stranger's file
+    few = {0: "all is right", 1: "one thing is wrong"}
+    print(f"{file}: {few.get(len(found.wrong), f'{len(found.wrong)} things are wrong')}")
+    raise typer.Exit(1 if found.wrong else 0)
 
 
 @app.command()

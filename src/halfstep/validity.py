@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isclose
 from statistics import median
 from typing import Any
@@ -55,6 +56,7 @@ SAME_LOSS = 1e-5  # sums in another order; in every run of results/reference som
 MOST_DRIFT = 0.05  # as far as a replicate may lie from its siblings without being a finding of the report
 
 
+@cache
 def operands_of(kernel: str) -> str | None:
     """The type of a matrix product's operands by its kernel's name: fp8, bf16, fp16, tf32, fp32 or `unknown`.
 

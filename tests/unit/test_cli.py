@@ -159,7 +159,7 @@ def test_what_drives_a_study_and_writes_its_report_imports_no_torch() -> None:
     modules = [
         "halfstep.config_file", "halfstep.cli", "halfstep.scope", "halfstep.fingerprint", "halfstep.docs_tables",
         "halfstep.measure.supervisor", "halfstep.measure.row", "halfstep.system.doctor", "halfstep.report.collect",
-        "halfstep.report.figures", "halfstep.report.markdown",
+        "halfstep.report.write", "halfstep.archive.make", "halfstep.archive.verify",
     ]  # fmt: skip
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

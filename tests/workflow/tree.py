@@ -109,7 +109,8 @@ class Tree:
         """A fresh tree, which measures for real or by the stand-in."""
         root.mkdir(parents=True)
         names = ("Snakefile", "rules", "src", "profiles", "docker", ".dockerignore", "Makefile", "pyproject.toml")
-        for name in (*names, "requirements-train.lock"):
+        archived = ("README.md", "CITATION.cff", "LICENSE", "requirements.lock")
+        for name in (*names, "requirements-train.lock", *archived):
             source = PROJECT / name
             if source.is_dir():
                 shutil.copytree(source, root / name)

@@ -71,9 +71,8 @@ AllRuns = Mapping[tuple[str, str], list[Collected]]
 def collect(
     scope_dir: Path,
     study: Study,
-    codes: Mapping[RunKey, str] | None = None,
+    codes: Mapping[RunKey | ParityKey, str] | None = None,
     scope: Scope | None = None,
-    parity_codes: Mapping[ParityKey, str] | None = None,
 ) -> None:
     """Write study.json and the tables of a scope from the runs that the study names.
 
@@ -83,7 +82,6 @@ def collect(
         codes: fingerprint of the code that would measure each run today; a record of other code is stale.
             Without it only the configuration is compared.
         scope: device, scale and image of the runs; without it, as the folder's own name says.
-        parity_codes: the same as `codes` of the parity runs.
     """
     scope = scope or snapshot.scope_by_name(scope_dir)
     runs: dict[tuple[str, str], list[Collected]] = {
@@ -100,7 +98,7 @@ def collect(
     for (comparison, _), found in runs.items():
         for run in found:
             run.rows = [by_protocol(row, study.comparisons[comparison].protocol) for row in run.rows]
-    parity = collect_parity(scope_dir, study, scope, parity_codes)
+    parity = collect_parity(scope_dir, study, scope, codes)
     write_csv(tables / "parity.csv", PARITY_COLUMNS, parity.rows)
     verdicts = _verdicts(study, runs, parity)
     write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs, verdicts))

@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from halfstep.records import write_text
 from halfstep.report import (
     answers,
     claims_table,
@@ -24,15 +23,11 @@ from halfstep.report import (
     provenance,
     training,
 )
-from halfstep.report.results import Results, load
+from halfstep.report.results import Results
 from halfstep.report.tables import Row
-from halfstep.report.wording import EMPTY, digits
+from halfstep.report.wording import CODE_SPAN, STRUCK, digits, one_line
 from halfstep.runs import SMOKE_WINDOW
 
-# a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
-CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
-# once escaped: numbers alone, which is all that our own sentences strike out
-STRUCK = re.compile(r"\\~\\~((?:[\d.,\[\] ]|&lt;|&gt;)+)\\~\\~")
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;"}
 
 
@@ -41,27 +36,24 @@ def prose(text: str) -> str:
 
     Plain code spans stay, and numbers that are struck out, since our own sentences use them.
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split()) or EMPTY
-    parts = CODE_SPAN.split(line)
+    parts = CODE_SPAN.split(one_line(text))
     return "".join(part if index % 2 else _escape(part) for index, part in enumerate(parts))
 
 
 def _escape(text: str) -> str:
+    return "".join(f"~~{_plain(part)}~~" if n % 2 else _plain(part) for n, part in enumerate(STRUCK.split(text)))
+
+
+def _plain(text: str) -> str:
     """Entities for what would be markup anywhere; `]` matters only where a link could follow."""
     without_html = re.sub("[&<>|`]", lambda match: ENTITIES[match[0]], text)
-    escaped = re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
-    return STRUCK.sub(r"~~\1~~", escaped)
+    return re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
 
 
 def claims(rows: Sequence[Row]) -> str:
     """The table of claims as Markdown."""
     lines = [claims_table.HEADINGS, ["---"] * len(claims_table.HEADINGS), *map(claims_table.cells, rows)]
     return "\n".join(f"| {' | '.join(map(prose, line))} |" for line in lines)
-
-
-def write_report(scope_dir: Path) -> None:
-    """Write report.md from study.json, the tables, figures/captions.json, the records and the doctor's report."""
-    write_text(scope_dir / "report.md", render(load(scope_dir)))
 
 
 def render(results: Results) -> str:

@@ -33,7 +33,7 @@ from halfstep.report.bands import (
 )
 from halfstep.report.origin import check_numbers, check_record
 from halfstep.report.tables import Row, cell
-from halfstep.runs import Scope
+from halfstep.runs import RunKey, Scope
 from halfstep.study import Study
 
 RECIPE_SETTINGS = ("precision", "weights", "compile", "optimizer", "norm")
@@ -141,7 +141,9 @@ class Parity:
         return Verdict(judgement.verdict, f"`{recipe.name}`: {judgement.why}" if judgement.why else "")
 
 
-def collect_parity(scope_dir: Path, study: Study, scope: Scope, codes: Mapping[ParityKey, str] | None = None) -> Parity:
+def collect_parity(
+    scope_dir: Path, study: Study, scope: Scope, codes: Mapping[RunKey | ParityKey, str] | None = None
+) -> Parity:
     """Read and judge the parity runs of a study.
 
     Args:

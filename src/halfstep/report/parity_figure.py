@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import matplotlib.pyplot as plt
 import seaborn as sns
@@ -55,7 +56,7 @@ def parity_figure(results: Results, family: Family) -> Drawn | str:
     found = curves(results, family)
     if found is None:
         return "There are no curves to compare with those of fp32."
-    return lambda: draw(found), caption(found, results.machine)
+    return partial(draw, found), caption(found, results.machine)
 
 
 def draw(found: Curves) -> Figure:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from math import floor, log10
 
 from halfstep.report.statistics import CONFIDENCE, Ratio
 
 EMPTY = "–"
+# a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
+CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
+# numbers alone, which is all that our own sentences strike out
+STRUCK = re.compile(r"~~([\d.,\[\] <>]+)~~")
 INTERVAL = f"{CONFIDENCE:.0%} interval".replace("%", " %")
+
+
+def one_line(text: str) -> str:
+    """Any text in one line, without what cannot be printed; a dash for none."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split()) or EMPTY
 
 
 def digits(value: float | None, significant: int = 3) -> str:

@@ -7,7 +7,7 @@ import pytest
 from made_up import BEHAVIOUR, CONFIG, H200, VIT, make_scope, write_fixture_run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scopes() -> SimpleNamespace:
     """The generator's functions and data."""
     return SimpleNamespace(

@@ -16,8 +16,8 @@ from halfstep.records import SUMMARY_COLUMNS, read_csv, write_csv
 from halfstep.report.claims import claim_rows
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
-from halfstep.report.markdown import write_report
 from halfstep.report.results import load
+from halfstep.report.write import write_report
 from halfstep.study import Study, validate
 
 VIT = {"samples": 32, "unit": "images", "tflop": 32.0, "peak": 989.0}

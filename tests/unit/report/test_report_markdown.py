@@ -17,9 +17,10 @@ from halfstep.cli import app
 from halfstep.report import snapshot
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
-from halfstep.report.markdown import prose, write_report
+from halfstep.report.markdown import prose
 from halfstep.report.results import load
 from halfstep.report.wording import ratio
+from halfstep.report.write import write_report
 from halfstep.runs import Scope
 from halfstep.study import validate
 
@@ -182,12 +183,10 @@ def test_nothing_measured_at_all_is_still_a_report(tmp_path, scopes, unsaved):
 REBUILD = """
 import sys
 from pathlib import Path
-from halfstep.report import collect, figures, markdown, snapshot
+from halfstep.report import snapshot, write
 scope = Path(sys.argv[1])
 the_scope, study = snapshot.read(scope)
-collect.collect(scope, study, scope=the_scope)
-figures.plot(scope)
-markdown.write_report(scope)
+write.rebuild(scope, study, the_scope)
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "triton", "timm")))
 """
 
