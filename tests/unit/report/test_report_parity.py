@@ -17,10 +17,10 @@ from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
 from halfstep.report.claims import CLAIMS_COLUMNS
 from halfstep.report.collect import collect
 from halfstep.report.figures import efficient, plot
-from halfstep.report.markdown import write_report
 from halfstep.report.parity import PARITY_COLUMNS, collect_parity
 from halfstep.report.results import load
 from halfstep.report.tables import RANKING_COLUMNS, SPEEDUPS_COLUMNS
+from halfstep.report.write import write_report
 from halfstep.runs import Scope
 from halfstep.study import Study, validate
 
