@@ -50,15 +50,16 @@ def _ratio(row: Row, protocol: str) -> str:
     return f"{ratio}, {n}"
 
 
+def sides(row: Row) -> str:
+    """The two sides of each of a claim's ratios; empty where it has none."""
+    found = [
+        f"{words}: {said}" + (f"; struck out, since {void}" if (void := row[f"{name}_struck"]) else "")
+        for name, words in COLUMNS.items()
+        if (said := row[f"{name}_sides"])
+    ]
+    return f"{'; '.join(found)}." if found else ""
+
+
 def compared(rows: Sequence[Row]) -> list[str]:
     """A sentence per claim that names the two sides of each of its ratios."""
-    found = []
-    for row in rows:
-        sides = [
-            f"{words}: {said}" + (f"; struck out, since {void}" if (void := row[f"{name}_struck"]) else "")
-            for name, words in COLUMNS.items()
-            if (said := row[f"{name}_sides"])
-        ]
-        if sides:
-            found.append(f"`{row['claim']}`: {'; '.join(sides)}.")
-    return found
+    return [f"`{row['claim']}`: {said}" for row in rows if (said := sides(row))]

@@ -14,8 +14,8 @@ def paragraphs(results: Results) -> list[tuple[str, str]]:
     window = SMOKE_WINDOW if smoke else results.study.window
     as_many = f", or as many as fill {window.min_seconds:g} s at the warm-up's pace if that is more"
     article = (
-        "; in a comparison by the article's protocol it is the mean of the window's steps on the host's clock, which is "
-        "not waited for at the window's end"
+        "; in a comparison by the article's protocol it is the mean of the window's steps on the host's clock, which "
+        "is not waited for at the window's end"
     ) * bool(answers.clocked(results))
     found = [
         (
@@ -33,8 +33,9 @@ def paragraphs(results: Results) -> list[tuple[str, str]]:
         (
             "Clock.",
             f"{'The wall clock' if cpu else 'CUDA events between steps, and the wall clock over the whole window'}, "
-            "without a synchronisation of ours inside the window. A replicate's step time is the median of its steps"
-            f"{article}. Random batches {'of tiny models ' * smoke}lie on the device unless the variant says otherwise.",
+            "without a synchronisation of ours inside the window. A replicate's step time is the median of its "
+            f"steps{article}. Random batches {'of tiny models ' * smoke}lie on the device unless the variant says "
+            "otherwise.",
         ),
         (
             "Statistics.",
@@ -74,13 +75,13 @@ def paragraphs(results: Results) -> list[tuple[str, str]]:
         ),
         (
             "FLOPs.",
-            "Counted once per workload and batch on the plain fp32 model and used for every variant. A share of peak is "
-            "given only against a stated peak for the precision of the matrix products.",
+            "Counted once per workload and batch on the plain fp32 model and used for every variant. A share of peak "
+            "is given only against a stated peak for the precision of the matrix products.",
         ),
         (
             "Compilation.",
-            "The first step and the time that went into compiling are those of replicates that reused no compile cache. "
-            "Both lie outside the window. A recipe whose first step differs from the others compiles once more in the "
+            "The first step and the time that went into compiling are those of replicates that reused no compile "
+            "cache. Both lie outside the window. A recipe whose first step differs from the others compiles once more in the "
             "second, so compiling can take longer than the first step.",
         ),
     ]

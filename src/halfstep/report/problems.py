@@ -70,7 +70,7 @@ def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
             sum(map(len, lines.values())),
             TABLE_STATUSES[status],
             _with_flag(remedies[status]) if image else remedies[status],
-            [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), _cut(key[2])) for key, n in lines.items()],
+            [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), shorten(key[2])) for key, n in lines.items()],
         )
         for status, lines in grouped.items()
         if lines
@@ -109,7 +109,8 @@ def _with_flag(remedy: str) -> str:
     )
 
 
-def _cut(reason: str) -> str:
+def shorten(reason: str) -> str:
+    """What of a reason stands in a table of the report."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
 
 

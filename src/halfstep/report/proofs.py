@@ -70,8 +70,8 @@ HEADINGS = [
     "graph breaks",
 ]  # fmt: skip
 INTRODUCTION = (
-    "What a profiled step of each variant shows. Products of less than 1 % of the products' time are left out; a kernel "
-    "is named where the recipe has one of its own. A run whose step shows something else than was asked is `invalid`."
+    "What a profiled step of each variant shows. Products of less than 1 % of the products' time are left out; a "
+    "kernel is named where the recipe has one of its own. A run whose step shows something else than was asked is `invalid`."
 )
 
 

@@ -133,8 +133,8 @@ def protocol(comparison: ComparisonResult) -> str:
     if not comparison.clock:
         return ""
     return (
-        f"By the article's protocol: a DataLoader in the step, and as step time the {comparison.clock}. Ratios, ranking "
-        "and figures of this comparison go by it. Run time and final loss are those of the window, of the same number "
+        f"By the article's protocol: a DataLoader in the step, and as step time the {comparison.clock}. Ratios, "
+        "ranking and figures of this comparison go by it. Run time and final loss are those of the window, of the same number "
         "of steps for all."
     )
 
