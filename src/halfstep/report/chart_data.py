@@ -173,11 +173,11 @@ def cases(operator: OperatorResult) -> Lines | None:
 
 
 def _ratio_line(axis: Axis, variant: VariantResult, name: str, beside: str, group: str = "") -> Line:
-    ratio = variant.speedup or Ratio(1.0)
+    ratio, marks = variant.speedup or Ratio(1.0), []
     if not variant.measured:
-        said, marks = wording.status(variant.row["status"]), []
+        said = wording.status(variant.row["status"])
     elif ratio.value is None:
-        said, marks = "no ratio", []
+        said = "no ratio"
     else:
         said = wording.ratio(ratio) if variant.speedup else "baseline"
         shape = STRUCK if variant.struck else "D" if ratio.method == "unpaired" else "o"

@@ -26,11 +26,10 @@ from halfstep.report.wording import CODE_SPAN, STRUCK, one_line
 
 HERE = Path(__file__).parent
 PAGE, STYLE, SCRIPT = "report.html.j2", "report.css", "report.js"
-PARTS = (PAGE, "charts.html.j2", STYLE, SCRIPT)
-"""what the page is made of beside code"""
 
-NUMBER = re.compile(r"[<>+−–]?[\d–][\d.,]*.*|baseline|—")
+NUMBER = re.compile(r"[<>+−-]?\d.*|–|baseline")
 
+MOST_LINES = 30  # of a table that is not folded
 SHORT = 30  # characters of a cell that need no second line
 # paths around (0, 0) for each of matplotlib's markers in style.MARKERS, and the cross of what must not be used
 SHAPES = {
@@ -121,6 +120,7 @@ def render(results: Results) -> str:
     }
     environment.globals |= {
         "columns": columns,
+        "most_lines": MOST_LINES,
         "shapes": SHAPES,
         "shape_number": list(SHAPES).index,
         "kinds": {kind: (colour, HATCHES[hatch]) for kind, (colour, hatch) in KIND_STYLES.items()},

@@ -81,8 +81,8 @@ def paragraphs(results: Results) -> list[tuple[str, str]]:
         (
             "Compilation.",
             "The first step and the time that went into compiling are those of replicates that reused no compile "
-            "cache. Both lie outside the window. A recipe whose first step differs from the others compiles once more in the "
-            "second, so compiling can take longer than the first step.",
+            "cache. Both lie outside the window. A recipe whose first step differs from the others compiles once more "
+            "in the second, so compiling can take longer than the first step.",
         ),
     ]
 

@@ -71,7 +71,8 @@ HEADINGS = [
 ]  # fmt: skip
 INTRODUCTION = (
     "What a profiled step of each variant shows. Products of less than 1 % of the products' time are left out; a "
-    "kernel is named where the recipe has one of its own. A run whose step shows something else than was asked is `invalid`."
+    "kernel is named where the recipe has one of its own. A run whose step shows something else than was asked "
+    "is `invalid`."
 )
 
 

@@ -95,7 +95,7 @@ for (const event of ["pointerover", "focusin"]) {
 }
 document.addEventListener("focusout", () => tell(null));
 document.addEventListener("keydown", ({ key }) => key === "Escape" && tell(null));
-addEventListener("scroll", () => told && tell(null), { passive: true });
+addEventListener("scroll", () => tell(told), { passive: true }); // it stays with its mark
 
 const root = document.documentElement;
 const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";

@@ -134,8 +134,8 @@ def protocol(comparison: ComparisonResult) -> str:
         return ""
     return (
         f"By the article's protocol: a DataLoader in the step, and as step time the {comparison.clock}. Ratios, "
-        "ranking and figures of this comparison go by it. Run time and final loss are those of the window, of the same number "
-        "of steps for all."
+        "ranking and figures of this comparison go by it. Run time and final loss are those of the window, of the same "
+        "number of steps for all."
     )
 
 
