@@ -44,7 +44,7 @@ class Axis:
     @property
     def ticks(self) -> list[tuple[str, str]]:
         """Place and number of each."""
-        values = MaxNLocator(nbins=5).tick_values(self.low, self.high)
+        values = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
         return [(self.at(value), f"{value:,.10g}") for value in values if self.low <= value <= self.high]
 
 
