@@ -201,7 +201,7 @@ def marks(browser: Chrome, title: str) -> list[WebElement]:
 def test_a_mark_says_what_it_rests_on_to_mouse_and_keyboard(browser: Chrome, title: str, place: int, said: str) -> None:
     tip = browser.find_element(By.ID, "tip")
     mark, next_mark = marks(browser, title)[place : place + 2]
-    shape = mark.find_elements(By.TAG_NAME, "use")
+    shape = mark.find_elements(By.CSS_SELECTOR, ".mark, .point")
     assert not tip.is_displayed()
     ActionChains(browser).move_to_element(shape[0] if shape else mark).perform()
     assert tip.is_displayed() and re.match(said, tip.text)
@@ -222,7 +222,7 @@ def test_dots_and_intervals_lie_where_their_numbers_are(browser: Chrome) -> None
         const middle = (element) => { const box = element.getBoundingClientRect(); return (box.left + box.right) / 2; };
         const ticks = [...arguments[0].querySelectorAll("thead text")].map((tick) => [tick.textContent, middle(tick)]);
         const lines = [...arguments[0].tBodies[0].rows].map((row) =>
-            [row.cells[2].textContent, [...row.querySelectorAll("use, .end")].map(middle)]);
+            [row.cells[2].textContent, [...row.querySelectorAll(".mark, .end")].map(middle)]);
         return [ticks, lines.filter(([, places]) => places.length)];
     """
     ticks, lines = browser.execute_script(middles, chart)
