@@ -77,6 +77,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 NAMES = [name for name, *_ in FAULTS.values()]
 CONFIG: dict[str, Any] = {
+    "parity": "never",
     "replicates": 1,
     "timeout_s": TIMEOUT_S,
     "comparisons": {

@@ -114,13 +114,14 @@ def tables(results: Results) -> Iterator[Table]:
         yield from _operator(operator, machine)
     for family in parity_section.families(results):
         headings, lines = parity_section.table(family)
-        yield Table(
-            f"{family.name}-parity",
-            f"Loss parity with fp32: {family.title}. {parity_section.method()} {machine}.",
-            headings,
-            (0.2, *[NUMBERS] * (len(headings) - 2), NAMES),
-            lines,
-        )
+        if lines:
+            yield Table(
+                f"{family.name}-parity",
+                f"Loss parity with fp32: {family.title}. {parity_section.method()} {machine}.",
+                headings,
+                (0.2, *[NUMBERS] * (len(headings) - 2), NAMES),
+                lines,
+            )
     found = problems.problems(results.one_per_run, results.scope.image)
     if found:
         yield Table(

@@ -103,7 +103,7 @@ def test_whatever_a_study_leaves_is_taken_by_its_kind(scope: Path, source: Path,
         (scope / left).parent.mkdir(parents=True, exist_ok=True)
         (scope / left).write_text("not for others\n")
     found = members(archived(scope, source, tmp_path / "a.zip"))
-    assert {name for name in found if "parity" in name} == {
+    assert {name for name in found if "/parity/" in name} == {
         f"results/h200/parity/vit/bf16/seed1/{name}" for name in ("record.json", "curve.csv", "log.txt")
     }
     assert not any(b"not for others" in content for content in found.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from halfstep.parity.plan import parity_keys
 from halfstep.report.collect import collect
 from halfstep.report.results import load
 from halfstep.report.tables import cell
@@ -105,7 +106,8 @@ def test_another_recipe_is_said_by_its_name_alone(h200, scopes):
 
 
 def test_code_counts_only_where_it_is_given(h200, study):
-    codes = dict.fromkeys(run_keys(study, Scope.parse("h200")), "c0de")
+    scope = Scope.parse("h200")
+    codes = dict.fromkeys([*run_keys(study, scope), *parity_keys(study, scope)], "c0de")
     collect(h200, study, {**codes, KEY: "new"})
     row = rows(h200, "runs", "blocks")[1]
     assert (row["status"], row["reason"]) == ("stale", "made by another version of the code that measures")
