@@ -15,6 +15,7 @@ from halfstep.report import wording
 from halfstep.report.bands import blocks_of
 from halfstep.report.charts import memory_label, per_sample, ratio_limits, time_axis
 from halfstep.report.parity_figure import Curves
+from halfstep.report.problems import shorten
 from halfstep.report.protocols import shown_time
 from halfstep.report.results import ComparisonResult, OperatorResult, VariantResult
 from halfstep.report.statistics import Ratio
@@ -121,13 +122,16 @@ class Plane:
     left_out: Sequence[str] = field(default=())  # a sentence for each
 
 
+def timed(variant: VariantResult) -> list[tuple[Row, float]]:
+    """Its runs that have a step time in ms, whatever their status."""
+    return [(run, ms) for run in variant.runs if (ms := number(shown_time(run))) is not None]
+
+
 def replicates(variant: VariantResult) -> str:
     """The step time of each of its replicates that has one, and the status of those that do not count."""
     found = [
-        f"{run['replicate']}: {digits(float(shown_time(run)), 4)}"
-        + f" ({wording.status(run['status'])})" * (run["status"] != "ok")
-        for run in variant.runs
-        if shown_time(run)
+        f"{run['replicate']}: {digits(ms, 4)}" + f" ({wording.status(run['status'])})" * (run["status"] != "ok")
+        for run, ms in timed(variant)
     ]
     return f"ms by replicate: {', '.join(found)}" if found else "no replicate has a time"
 
@@ -138,10 +142,7 @@ def speedup(comparison: ComparisonResult) -> Lines:
     axis = around(ratio_limits(ratios), f"speed-up over {comparison.baseline}")
     base = comparison[comparison.baseline]
     beside = f"\n{base.name}, the baseline, {replicates(base)}"
-    lines = [
-        _ratio_line(axis, variant, variant.name, "" if variant.speedup is None else beside)
-        for variant in comparison.variants
-    ]
+    lines = [_ratio_line(axis, variant, "" if variant.speedup is None else beside) for variant in comparison.variants]
     return Lines(axis, lines, "speed-up", axis.at(1))
 
 
@@ -163,7 +164,6 @@ def cases(operator: OperatorResult) -> Lines | None:
         _ratio_line(
             axis,
             variant,
-            variant.name,
             f"\n{operator.baseline}, the baseline, {replicates(operator.cases[case][operator.baseline])}",
             case,
         )
@@ -172,7 +172,7 @@ def cases(operator: OperatorResult) -> Lines | None:
     return Lines(axis, lines, "speed-up", axis.at(1))
 
 
-def _ratio_line(axis: Axis, variant: VariantResult, name: str, beside: str, group: str = "") -> Line:
+def _ratio_line(axis: Axis, variant: VariantResult, beside: str, group: str = "") -> Line:
     ratio, marks = variant.speedup or Ratio(1.0), []
     if not variant.measured:
         said = wording.status(variant.row["status"])
@@ -182,13 +182,13 @@ def _ratio_line(axis: Axis, variant: VariantResult, name: str, beside: str, grou
         said = wording.ratio(ratio) if variant.speedup else "baseline"
         shape = STRUCK if variant.struck else "D" if ratio.method == "unpaired" else "o"
         marks = [Mark(axis.at(ratio.value), shape, "hollow" if ratio.low is None else "")]
-    why = variant.struck or ratio.reason or ("" if variant.measured else variant.row["reason"])
+    why = variant.struck or ratio.reason or ("" if variant.measured else shorten(variant.row["reason"]))
     pairs = f", {wording.count(ratio.pairs, 'pair')}" if ratio.method == "paired" else ""
-    tip = f"{name}: {said}{pairs}{f' ({why})' if why else ''}\n{replicates(variant)}{beside}"
+    tip = f"{variant.name}: {said}{pairs}{f' ({why})' if why else ''}\n{replicates(variant)}{beside}"
     if variant.struck and marks:
         said = f"{wording.strike(said)} {OUT_OF_BOUNDS}"
     interval = None if ratio.low is None or ratio.high is None else (axis.at(ratio.low), axis.at(ratio.high))
-    return Line(code([name]), said, _plain(tip), marks, interval, struck=bool(variant.struck), group=group)
+    return Line(code([variant.name]), said, _plain(tip), marks, interval, struck=bool(variant.struck), group=group)
 
 
 def _plain(tip: str) -> str:
@@ -198,30 +198,30 @@ def _plain(tip: str) -> str:
 
 def times(comparison: ComparisonResult) -> Lines:
     """A dot per replicate, a cross where it is invalid or disturbed."""
-    unit = "ms per step" if comparison.one_batch else per_sample(comparison)[1]
-    found = [
-        (variant, [(run, _time(comparison, run)) for run in variant.runs if shown_time(run)])
+    factor, unit = (1.0, "ms per step") if comparison.one_batch else per_sample(comparison)
+    found = {
+        variant.name: [
+            (run["status"], ms if comparison.one_batch else ms * factor / float(run["samples_per_step"]))
+            for run, ms in timed(variant)
+        ]
         for variant in comparison.variants
-    ]
-    axis = around((time for _, timed in found for _, time in timed), f"step time ({unit})")
+    }
+    axis = around((time for each in found.values() for _, time in each), f"step time ({unit})")
     lines = []
-    for variant, timed in found:
-        marks = [Mark(axis.at(time), "o" if run["status"] == "ok" else STRUCK, "sample") for run, time in timed]
+    for variant in comparison.variants:
+        marks = [
+            Mark(axis.at(time), "o" if status == "ok" else STRUCK, "sample") for status, time in found[variant.name]
+        ]
         not_ok = [run for run in variant.runs if run["status"] != "ok"]
         said = [f"{len(variant.ok_runs)} ok"] * bool(variant.ok_runs)
         said += [
             f"{sum(run['status'] == status for run in not_ok)} {wording.status(status)}"
             for status in dict.fromkeys(run["status"] for run in not_ok)
         ]
-        reasons = "".join(f"\n{run['replicate']}: {run['reason']}" for run in not_ok if run["reason"])
+        reasons = "".join(f"\n{run['replicate']}: {shorten(run['reason'])}" for run in not_ok if run["reason"])
         tip = f"{variant.name}, {replicates(variant)}{reasons}"
         lines.append(Line(code([variant.name]), ", ".join(said), _plain(tip), marks))
     return Lines(axis, lines, "replicates")
-
-
-def _time(comparison: ComparisonResult, run: Row) -> float:
-    ms = float(shown_time(run))
-    return ms if comparison.one_batch else ms * per_sample(comparison)[0] / float(run["samples_per_step"])
 
 
 def kernels(comparison: ComparisonResult) -> Lines:

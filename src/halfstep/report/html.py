@@ -26,9 +26,7 @@ from halfstep.report.wording import CODE_SPAN, STRUCK, one_line
 
 HERE = Path(__file__).parent
 PAGE, STYLE, SCRIPT = "report.html.j2", "report.css", "report.js"
-
-NUMBER = re.compile(r"[<>+−-]?\d.*|–|baseline")
-
+NUMBER = re.compile(r"[<>+−-]?\d.*|–|baseline")  # a cell of a column of numbers
 MOST_LINES = 30  # of a table that is not folded
 SHORT = 30  # characters of a cell that need no second line
 # paths around (0, 0) for each of matplotlib's markers in style.MARKERS, and the cross of what must not be used
@@ -131,7 +129,7 @@ def render(results: Results) -> str:
         style=Markup(style),
         script=Markup(script),
         charts=chart_data,
-        chart=lambda comparison, kind: chart(comparison, kind),
+        chart=chart,
         times_caption=lambda comparison: captions.times(comparison, results.machine),
         curves=lambda family: parity_figure.curves(results, family),
         image=lambda name: _image(results.folder / "figures" / f"{name}.svg"),
