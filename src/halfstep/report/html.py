@@ -11,6 +11,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ HATCHES = {
 assert {*MARKERS} < SHAPES.keys() and {hatch for _, hatch in KIND_STYLES.values()} <= HATCHES.keys()
 
 
+@lru_cache(maxsize=4096)  # names and statuses come again in thousands of cells
 def prose(text: str) -> Markup:
     """Any text as one line of HTML that shows it: code spans in <code>, numbers that are struck out in <s>."""
     parts = CODE_SPAN.split(one_line(text))
@@ -101,6 +103,7 @@ def _hash(text: str) -> str:
 
 def render(results: Results) -> str:
     """The whole of report.html."""
+    machine = results.machine
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in (STYLE, SCRIPT))
     environment = Environment(
         autoescape=True,
@@ -130,7 +133,7 @@ def render(results: Results) -> str:
         script=Markup(script),
         charts=chart_data,
         chart=chart,
-        times_caption=lambda comparison: captions.times(comparison, results.machine),
+        times_caption=lambda comparison: captions.times(comparison, machine),
         curves=lambda family: parity_figure.curves(results, family),
         image=lambda name: _image(results.folder / "figures" / f"{name}.svg"),
         claim_cells=[
