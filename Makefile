@@ -1,6 +1,6 @@
 # make             set up .venv and run the study in config.yaml
 # make setup       set up .venv only (PYTHON=python3.12 picks the interpreter of a new one)
-# make test        the tests that need no GPU and no container
+# make test        the tests that need no GPU, no container and no browser
 # make lint        formatting, lint and types
 # make lock        write the locks again (LOCK=--upgrade takes newer versions)
 # make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-b128, or both
@@ -31,7 +31,7 @@ setup: .venv/.train
 # A file's tests in one worker, for its fixtures cost more than its tests.
 test: .venv/.dev .venv/.validator
 	@$(in_venv) $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
-	    -m "not gpu and not image and not slurm" $(ARGS)
+	    -m "not gpu and not image and not slurm and not browser" $(ARGS)
 
 lint: .venv/.dev
 	$(bin)/ruff check

@@ -18,6 +18,6 @@ rule all:
         PARITY_RECORDS,
         rules.collect_runs.output,
         rules.plot_figures.output,
-        f"{OUT}/report.md",
+        rules.write_report.output,
         [SIF] * IMAGE,
         figures_to_show(),

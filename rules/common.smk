@@ -108,6 +108,11 @@ def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
 
 
+def beside_code(folder):
+    """The files of a package that are no Python: templates, style, script."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).iterdir() if path.suffix not in (".py", ""))
+
+
 def source_state():
     """What an archive's source hangs on: its commit and what is changed in it."""
     try:

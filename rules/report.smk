@@ -52,12 +52,12 @@ rule write_report:
         rules.plot_figures.output,
         rules.probe_system.output,
     output:
-        f"{OUT}/report.md",
+        multiext(f"{OUT}/report", ".md", ".html"),
     log:
         f"{OUT}/logs/write_report.log",
     params:
         code=fingerprint(["halfstep.report.write"]),
-        template=file_hash("src/halfstep/report/report.md.j2"),
+        templates=[file_hash(path) for path in beside_code("src/halfstep/report")],
         folder=lambda w: OUT,
     shell:
         "PYTHONPATH=src python3 -m halfstep report {params.folder} --text-only > {log} 2>&1"

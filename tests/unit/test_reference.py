@@ -39,7 +39,8 @@ def test_tables_figures_and_report_are_made_again_byte_for_byte(scope: Path, tmp
     shutil.copytree(scope, again)
     for made in ("tables", "figures"):
         shutil.rmtree(again / made)
-    (again / "report.md").unlink()
+    for report in ("report.md", "report.html"):
+        (again / report).unlink()
     assert CliRunner().invoke(app, ["report", str(again)]).exit_code == 0
     assert list(files(again)) == list(files(scope))
     _, different, unreadable = filecmp.cmpfiles(scope, again, files(scope), shallow=False)

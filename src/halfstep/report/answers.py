@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from halfstep.report import wording
+from halfstep.report import parity_section, wording
 from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
 from halfstep.report.results import ComparisonResult, Results, VariantResult
 from halfstep.report.statistics import Ranking
@@ -50,6 +50,23 @@ def replicates(results: Results) -> str:
         asked.setdefault(comparison, set()).add(replicate)
     counts = sorted({len(numbers) for numbers in asked.values()})
     return f"{counts[0]} to {counts[-1]} replicates" if len(counts) > 1 else wording.count(counts[0], "replicate")
+
+
+def unasked(results: Results) -> str:
+    """Why there is no answer at all; empty where there is one."""
+    if results.scope.scale == "smoke":
+        return "A smoke run is not asked that; the sections below only show that the pipeline works."
+    return "" if results.comparisons else "No training step was measured."
+
+
+def reading(results: Results) -> str:
+    """How to read the answers, and whether loss parity stands behind them."""
+    text = (
+        "Brackets hold 95 % intervals of ratios of throughput. Each ratio rests on pairs of replicates of its own, so "
+        "two near variants can be told apart although their intervals against the baseline overlap. "
+        f"{parity_section.summary(results)}"
+    )
+    return " ".join(filter(None, [text, clocked(results)]))
 
 
 def what_to_use(comparison: ComparisonResult) -> str:

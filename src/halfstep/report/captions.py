@@ -85,23 +85,37 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
         for replicate, times in replicates.items():
             cuts = quantiles(times, n=20, method="inclusive") if len(times) > 1 else times
             within[name, replicate] = (cuts[-1] - cuts[0]) / median(times)
-    between = {
-        name: comparison[name].require("step_ms_max") / comparison[name].require("step_ms_min") - 1 for name in steps
-    }
     name, replicate = max(within, key=lambda key: within[key])
     widest = (
         f"The steps of `{name}` vary most, in replicate {replicate}: 5th to 95th percentile span "
         f"{percent(within[name, replicate])} of its median."
     )
     middle = "mean" if comparison.clock else "median"
-    farthest = max(between, key=lambda name: between[name])
     timed = int(median(len(times) for replicates in steps.values() for times in replicates.values()))
     return (
-        f"{widest} {middle.capitalize()}s of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
+        f"{widest} {_between(comparison)} "
         f"Left: all timed steps; right: the same against the variant's own {middle}. A box per replicate, from top to "
         "bottom: quartiles and median, whiskers to the last steps within the 5th to 95th percentile, the others as "
         "points; skipped steps are left out. "
         f"{_replicates(comparison)}, about {timed} steps each.{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
+    )
+
+
+def _between(comparison: ComparisonResult) -> str:
+    """How far the replicates of a variant lie apart at most."""
+    between = {v.name: v.require("step_ms_max") / v.require("step_ms_min") - 1 for v in comparison.measured}
+    farthest = max(between, key=lambda name: between[name])
+    middle = "Means" if comparison.clock else "Medians"
+    return f"{middle} of replicates differ by at most {percent(between[farthest])} (`{farthest}`)."
+
+
+def times(comparison: ComparisonResult, machine: str) -> str:
+    """Of the chart with a dot per replicate, which only the page has."""
+    struck = any(v.row[status] != "0" for v in comparison.variants for status in ("invalid", "disturbed"))
+    crosses = " Crosses: invalid or disturbed, and in no number." * struck
+    return (
+        f"{_between(comparison)} A dot per replicate: the {'mean' if comparison.clock else 'median'} of its steps."
+        f"{crosses} The axis does not start at 0.{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
     )
 
 

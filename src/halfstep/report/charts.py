@@ -132,7 +132,7 @@ def speedup(comparison: ComparisonResult) -> Figure:
     for tick, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
         if not variant.speedup or variant.speedup.value is None or variant.struck:
             tick.set(color=GREY, style="italic")
-    low, high = _ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
+    low, high = ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
     margin = 0.08 * (high - low) or 0.1
     axis.set_xlim(low - margin, high + margin)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=4))  # the axis is narrow: the figures at the right take its room
@@ -141,7 +141,7 @@ def speedup(comparison: ComparisonResult) -> Figure:
     return figure
 
 
-def _ratio_limits(ratios: Sequence[Ratio]) -> tuple[float, float]:
+def ratio_limits(ratios: Sequence[Ratio]) -> tuple[float, float]:
     """From the lowest to the highest end, but no farther than 2.5 times the highest ratio.
 
     An interval that says nothing so leaves the axis instead of squeezing all others; its ends stand at the right.
@@ -227,7 +227,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[Sequence[float], Se
 
 def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     """Throughput over peak memory, a shape and a colour per variant; the line joins those that none beats in both."""
-    labels = [_memory_label(comparison, variant) for variant in comparison.variants]
+    labels = [memory_label(comparison, variant) for variant in comparison.variants]
     columns = 2 if max(map(len, labels)) <= 22 else 1
     lines = sum(text.count("\n") + 1 for text in labels)
     figure, axis = plt.subplots(figsize=(COLUMN_IN, 2.1 + 0.14 * ceil(lines / columns)))
@@ -263,7 +263,7 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     return figure
 
 
-def _memory_label(comparison: ComparisonResult, variant: VariantResult) -> str:
+def memory_label(comparison: ComparisonResult, variant: VariantResult) -> str:
     if not variant.measured:
         return f"{wrap(marked_name(variant), 40)}: {wording.status(variant.row['status'])}"
     unknown = ": memory not measured" if variant["peak_allocated_gib"] is None else ""

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from halfstep.report import (
-    answers,
-    claims_table,
-    figures,
-    operator_figures,
-    operators,
-    parity_figure,
-    parity_section,
-    problems,
-    proofs,
-    provenance,
-    training,
-)
+from halfstep.report import claims_table, proofs, training
+from halfstep.report.content import content
 from halfstep.report.results import Results
 from halfstep.report.tables import Row
-from halfstep.report.wording import CODE_SPAN, STRUCK, digits, one_line
-from halfstep.runs import SMOKE_WINDOW
+from halfstep.report.wording import CODE_SPAN, STRUCK, one_line
 
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;"}
 
@@ -57,6 +43,7 @@ def claims(rows: Sequence[Row]) -> str:
 
 
 def render(results: Results) -> str:
+    """The whole of report.md."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -64,43 +51,6 @@ def render(results: Results) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "prose": prose,
-        "number": digits,
-        "variant_cells": training.variant_cells,
-        "proof_cells": proofs.cells,
-    }
-    smoke = results.scope.scale == "smoke"
-    text = environment.get_template("report.md.j2").render(
-        results=results,
-        training=training,
-        parity=parity_section,
-        families=parity_section.families(results),
-        proofs=proofs,
-        first_line=answers.first_line(results),
-        what_to_use=answers.what_to_use,
-        clocked=answers.clocked(results),
-        claims=claims(results.claims),
-        compared=claims_table.compared(results.claims),
-        replicates=answers.replicates(results),
-        operators=operators,
-        ok=sum(row["status"] == "ok" for row in results.one_per_run),
-        problems=problems.problems(results.one_per_run, results.scope.image),
-        capabilities=problems.missing_capabilities(results),
-        figures=_figures(results),
-        environments=provenance.environments(results),
-        sittings=provenance.sittings(results),
-        code_versions=provenance.code_versions(results),
-        command=problems.SNAKEMAKE + problems.IN_IMAGE * results.scope.image,
-        smoke=smoke,
-        window=SMOKE_WINDOW if smoke else results.study.window,
-    )
+    environment.filters |= {"prose": prose, "variant_cells": training.variant_cells, "proof_cells": proofs.cells}
+    text = environment.get_template("report.md.j2").render(content(results), claims=claims(results.claims))
     return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
-    """By comparison or family of parity runs, the figures of captions.json in the order of the report."""
-    captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
-    order = (*figures.KINDS, operator_figures.OPERATOR_KIND, parity_figure.PARITY_KIND)
-    names = [*results.study.comparisons, *(family.name for family in parity_section.families(results))]
-    return {name: [captions[name][kind] for kind in order if kind in captions[name]] for name in names}

@@ -133,6 +133,13 @@ def notes(family: Family) -> list[str]:
     return told
 
 
+def introduction(results: Results) -> list[str]:
+    """How it is checked and what is missing, or why nothing was."""
+    if not results.parity:
+        return [f"Not checked: {why_unchecked(results)}."]
+    return [f"{method()} The formulas stand in `docs/methodology.md`.", *filter(None, [remedy(results)])]
+
+
 def remedy(results: Results) -> str:
     """What to do about runs that are not there; empty where all are."""
     statuses = {row["status"] for row in results.parity} - {"ok"}

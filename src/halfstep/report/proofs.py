@@ -69,6 +69,11 @@ HEADINGS = [
     "variant", "matrix products by time", "optimizer's kernel", "norm's kernel", "layers converted (left)",
     "graph breaks",
 ]  # fmt: skip
+INTRODUCTION = (
+    "What a profiled step of each variant shows. Products of less than 1 % of the products' time are left out; a "
+    "kernel is named where the recipe has one of its own. A run whose step shows something else than was asked "
+    "is `invalid`."
+)
 
 
 def cells(row: Row) -> list[str]:

@@ -122,6 +122,23 @@ def settings(results: Results, comparison: ComparisonResult) -> str:
     return f"Settings: {', '.join(parts)}."
 
 
+def introduction(results: Results, comparison: ComparisonResult) -> str:
+    """Which comparison it is, and what its variants were set to."""
+    named = f"Comparison `{comparison.name}`; the baseline is `{comparison.baseline}`."
+    return f"{named} {settings(results, comparison)}"
+
+
+def protocol(comparison: ComparisonResult) -> str:
+    """How it was timed where not as the others; empty where as they."""
+    if not comparison.clock:
+        return ""
+    return (
+        f"By the article's protocol: a DataLoader in the step, and as step time the {comparison.clock}. Ratios, "
+        "ranking and figures of this comparison go by it. Run time and final loss are those of the window, of the same "
+        "number of steps for all."
+    )
+
+
 def flops(comparison: ComparisonResult) -> str:
     """Model FLOPs of one sample, and the stated peaks that the shares are of; empty without FLOPs."""
     per_sample = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from halfstep.parity.plan import ParityKey
 from halfstep.records import write_text
-from halfstep.report import latex, markdown
+from halfstep.report import html, latex, markdown
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
 from halfstep.report.results import load
@@ -23,7 +23,8 @@ def rebuild(folder: Path, study: Study, scope: Scope, codes: Mapping[RunKey | Pa
 
 
 def write_report(folder: Path) -> None:
-    """Write report.md and tables/*.tex, from study.json, tables, captions, records and the doctor's report."""
+    """Write the reports and tables/*.tex, from study.json, tables, captions, records and the doctor's report."""
     results = load(folder)
     write_text(folder / "report.md", markdown.render(results))
+    write_text(folder / "report.html", html.render(results))
     latex.write_tables(results)

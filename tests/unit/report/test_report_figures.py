@@ -13,7 +13,7 @@ import pytest
 
 from halfstep.records import STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, write_csv
 from halfstep.report import charts, figures, style
-from halfstep.report.charts import _ratio_limits
+from halfstep.report.charts import ratio_limits
 from halfstep.report.collect import collect
 from halfstep.report.figures import efficient, plot, window_steps
 from halfstep.report.results import load
@@ -115,8 +115,8 @@ def test_efficient_variants_are_those_that_no_other_beats_in_both(h200):
 def test_an_interval_that_says_nothing_does_not_hide_the_others():
     wild, tame = Ratio(9.5, 1e-16, 1e17, method="paired"), Ratio(1.25, 1.24, 1.26, method="paired")
     assert ratio(wild) == "9.50 [<0.001, >1,000]"
-    assert _ratio_limits([wild, tame]) == (1e-16, 2.5 * 9.5)
-    assert _ratio_limits([tame]) == (1.0, 1.26)
+    assert ratio_limits([wild, tame]) == (1e-16, 2.5 * 9.5)
+    assert ratio_limits([tame]) == (1.0, 1.26)
 
 
 @pytest.mark.parametrize(
