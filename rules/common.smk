@@ -43,7 +43,7 @@ try:
     # not `configfile:`, which would end a mistake in the file with a traceback
     loaded = read_config(Path("config.yaml"))
     update_config(loaded, config)
-    STUDY = validate(loaded)
+    STUDY = validate(loaded, "config.yaml with --config and --configfile" if config else "config.yaml")
     # decided once, by the process that people start: jobs on other nodes parse this file again and must agree
     if workflow.is_main_process:
         SCOPE = decide_scope(STUDY, image=IMAGE)

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from small_image import DIGEST, SIF, path_without, with_small_image
+from small_image import DIGEST, KEPT, SIF, path_without, with_small_image
 from tree import REPORTING, Tree, runs
 
 from halfstep.system.gpu_lock import GpuLock
@@ -100,11 +100,22 @@ def test_nothing_is_left_beside_the_results(in_image: Tree, base_image: str, tmp
 
 
 def test_a_comment_measures_nothing_again(tree: Tree) -> None:
-    before, digest = records(tree), tree.read(DIGEST)
+    before, digest, kept = records(tree), tree.read(DIGEST), (tree.root / KEPT).stat().st_ino
     tree.edit("docker/Dockerfile", "ENV PATH", "# where Python is\nENV PATH")
     assert set(tree.run(FLAG)) == {"build_image"} | REPORTING
     assert (records(tree), tree.read(DIGEST)) == (before, digest)
+    assert {(tree.root / name).stat().st_ino for name in (SIF, KEPT)} == {kept}  # nor is a SIF made again
     assert tree.plan(FLAG) == set()
+
+
+def test_a_build_that_fails_costs_no_image(tree: Tree, base_image: str) -> None:
+    before, kept, config = records(tree), (tree.root / KEPT).stat().st_ino, tree.read("config.yaml")
+    tree.write("config.yaml", config.replace(base_image, "localhost/no-such-image"))
+    assert "Error in rule build_image" in tree.snakemake(FLAG).stderr
+    tree.write("config.yaml", config)
+    assert set(tree.run(FLAG)) == {"build_image"} | REPORTING
+    assert {(tree.root / name).stat().st_ino for name in (SIF, KEPT)} == {kept}
+    assert records(tree) == before
 
 
 def test_a_changed_image_measures_all_again(tree: Tree) -> None:
@@ -112,6 +123,8 @@ def test_a_changed_image_measures_all_again(tree: Tree) -> None:
     tree.write("docker/Dockerfile", tree.read("docker/Dockerfile").replace("ENV PATH", "ENV CHANGED=1 PATH"))
     assert set(tree.run(FLAG)) == EVERYTHING
     assert tree.read(DIGEST) != before
+    assert len(list((tree.root / KEPT).parents[1].rglob("*.sif"))) == 2  # the same one, under two names
+    assert (tree.root / SIF).samefile(tree.root / KEPT)
     assert {record["image"] for record in records(tree)} == {tree.read(DIGEST).strip()}
     assert tree.plan(FLAG) == set()
 
