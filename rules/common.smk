@@ -156,9 +156,8 @@ def conclude():
             link.symlink_to(SCOPE.name)
         except OSError as error:  # something else of that name, a folder that may not be written to, another call
             print(f"results/latest does not point to {OUT}: {error.strerror}", file=sys.stderr)
-        asked = [(record, resolve(STUDY, SCOPE, key)) for key, record in zip(RUNS, RECORDS)]
-        asked += [(record, resolve_parity(STUDY, SCOPE, key)) for key, record in zip(PARITY, PARITY_RECORDS)]
-        if found := strangers((Path(record), run) for record, run in asked):
+        asked = [resolve(STUDY, SCOPE, key) for key in RUNS] + [resolve_parity(STUDY, SCOPE, key) for key in PARITY]
+        if found := strangers(zip(map(Path, RECORDS + PARITY_RECORDS), asked)):
             print(
                 f"Of another configuration or version of the code: {found} of the records in {OUT}/. Where Snakemake "
                 "does not see that, .snakemake/ did not come with them: `snakemake --cores 1 --forcerun collect_runs` "

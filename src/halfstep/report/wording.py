@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from math import floor, log10
 
-from halfstep.report.statistics import CONFIDENCE, Ratio
+from halfstep.report.statistics import Ratio
 
 EMPTY = "–"
 # a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
 CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
 # numbers alone, which is all that our own sentences strike out
 STRUCK = re.compile(r"~~([\d.,\[\] <>]+)~~")
-INTERVAL = f"{CONFIDENCE:.0%} interval".replace("%", " %")
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shutil
 import socket
 from copy import deepcopy
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from archives import CONFIG, archived, git, make_small_scope, make_source, members
+from parity_runs import write_parity
 from typer.testing import CliRunner
 
 from halfstep.archive import make
@@ -222,6 +224,14 @@ def test_runs_of_another_study_are_not_archived_as_those_of_this_one(scope: Path
     other["comparisons"]["vit"]["variants"]["eager"]["batch"] = 64
     collect(scope, validate(other))
     with pytest.raises(StudyError, match=r"2 runs cannot .*vit/eager rep1 \(made by another .*STATUS=stale"):
+        archived(scope, source, tmp_path / "a.zip")
+
+
+@pytest.mark.usefixtures("drawn")
+def test_nor_are_parity_runs_of_another_study(scope: Path, source: Path, tmp_path: Path) -> None:
+    bf16 = "vit_huge+adam_fused+layernorm/bf16 seed1"
+    write_parity(scope, validate(CONFIG), change=lambda key: {"run_hash": "f00"} if key.recipe.name == "bf16" else {})
+    with pytest.raises(StudyError, match=rf"1 run cannot .*{re.escape(bf16)} \(made by another configuration"):
         archived(scope, source, tmp_path / "a.zip")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from archives import CONFIG, archived, make_small_scope, make_source, members
+from parity_runs import write_parity
 
 from halfstep.study import validate
 
@@ -31,12 +32,13 @@ UNKNOWN = {
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory, scopes: SimpleNamespace) -> Path:
-    """Of two sittings, one of them in an image, with a failure and a doctor's report."""
+    """Of two sittings, one of them in an image, with a failure, parity runs and a doctor's report."""
     folder = tmp_path_factory.mktemp("crate")
     scope = make_small_scope(scopes, folder)
     for key in (("vit", "eager", 2), ("vit", "blocks", 2)):
         changes = {"sitting": "s2", "image": "sha256:abc", "ended": "2026-12-24T18:00:00+00:00"}
         scopes.write_run(scope, validate(CONFIG), key, scopes.behaviour[key[1]], **changes)
+    write_parity(scope, validate(CONFIG), change=lambda key: {"sitting": "s1"})
     image = folder / "results" / "image" / "cuda"
     image.mkdir(parents=True)
     (image / "digest").write_text("sha256:abc\n")
@@ -89,7 +91,8 @@ def test_each_sitting_is_an_action_with_its_runs(entities: dict[str, dict[str, A
     assert [entity["name"] for entity in sittings] == ["Sitting s1", "Sitting s2"]
     results = [{result["@id"] for result in entity["result"]} for entity in sittings]
     assert results[1] == {f"results/h200/runs/vit/{name}/rep2/" for name in ("eager", "blocks")}
-    assert len(results[0]) == 4
+    assert len([name for name in results[0] if "/runs/" in name]) == 4
+    assert len([name for name in results[0] if "/parity/" in name]) == len(results[0]) - 4 > 0
     assert sittings[1]["endTime"] == "2026-12-24T18:00:00+00:00"
     assert "containerImage" not in sittings[0]
     container = entities[sittings[1]["containerImage"]["@id"]]
@@ -104,6 +107,12 @@ def test_figures_say_what_there_is_to_see(entities: dict[str, dict[str, Any]]) -
         "Speed-up over the baseline. `blocks` has the highest speed-up over `eager`"
     )
     assert figure["encodingFormat"] == "application/pdf"
+
+
+def test_the_report_is_made_of_timed_and_parity_runs(entities: dict[str, dict[str, Any]]) -> None:
+    used = {entity["@id"] for entity in entities["#report"]["object"]}
+    assert used == {f"results/h200/{name}" for name in ("study.json", "runs/", "parity/")}
+    assert used <= entities.keys()
 
 
 def test_it_is_dated_by_its_last_run_and_licensed_as_it_is_cited(entities: dict[str, dict[str, Any]]) -> None:

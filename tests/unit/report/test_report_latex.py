@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from operator_runs import make_operators
+from parity_runs import write_parity
 
 from halfstep.report import latex
 from halfstep.report.collect import collect
@@ -51,6 +52,8 @@ def compiled(document: Path) -> str:
         ("Größe – 3 × 4 µs", r"Gr\"{o}\ss{}e -- 3 \(\times\) 4 \(\mu\)s"),
         ("日\u202e\n\x00x", r"\texttt{U+65E5} x"),
         ("", "--"),
+        ("~~1.3 [1.2, 1.4]~~", r"\setbox0=\hbox{1.3 [1.2, 1.4]}\rlap{\raisebox{0.5ex}{\rule{\wd0}{0.4pt}}}\box0{}"),
+        ("~~a name~~", r"\textasciitilde{}\textasciitilde{}a name\textasciitilde{}\textasciitilde{}"),
     ],
 )  # fmt: skip
 def test_any_text_is_printed_as_it_is(text: str, printed: str) -> None:
@@ -120,18 +123,35 @@ def test_whatever_a_study_holds_the_tables_compile(tmp_path: Path, scopes: Simpl
         assert "script" in done.stdout and "U+65E5" in done.stdout
 
 
-def test_tables_of_operators_fit_on_their_pages(tmp_path: Path) -> None:
-    make_operators(tmp_path / "h200")
-    latex.write_tables(load(tmp_path / "h200"))
-    tables = sorted(path.stem for path in (tmp_path / "h200" / "tables").glob("*.tex"))
-    assert {"dtypes-limit", "dtypes-value-of-the-sample", "dtypes-operation", "gemm-case"} <= {*tables}
-    inputs = "\n".join(rf"\input{{h200/tables/{name}}}" for name in tables)
-    document = tmp_path / "document.tex"
+def fit_on_their_pages(scope_dir: Path, width: str) -> dict[str, str]:
+    """All tables of a scope, by name, once they have been printed without one that sticks out of the text."""
+    latex.write_tables(load(scope_dir))
+    tables = {path.stem: path.read_text() for path in sorted((scope_dir / "tables").glob("*.tex"))}
+    inputs = "\n".join(rf"\input{{{scope_dir.name}/tables/{name}}}" for name in tables)
+    document = scope_dir.with_name("document.tex")
     document.write_text(
-        "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs,array}\n"
+        f"\\documentclass{{article}}\n\\usepackage[textwidth={width}]{{geometry}}\n\\usepackage{{booktabs,array}}\n"
         f"\\begin{{document}}\n{inputs}\n\\end{{document}}\n"
     )
     assert not re.findall(r"^(?:Overfull|LaTeX Warning).*", compiled(document), re.MULTILINE)
+    return tables
+
+
+def test_tables_of_operators_fit_on_their_pages(tmp_path: Path) -> None:
+    make_operators(tmp_path / "h200")
+    tables = fit_on_their_pages(tmp_path / "h200", "6.5in")
+    assert {"dtypes-limit", "dtypes-value-of-the-sample", "dtypes-operation", "gemm-case"} <= tables.keys()
+
+
+def test_tables_of_parity_fit_and_what_is_out_of_bounds_is_struck_out(tmp_path: Path, scopes: SimpleNamespace) -> None:
+    study = scopes.make(tmp_path / "h200", scopes.config, scopes.behaviour)
+    write_parity(tmp_path / "h200", study, outside=["bf16"])
+    collect(tmp_path / "h200", study)
+    tables = fit_on_their_pages(tmp_path / "h200", "7in")  # as wide as the figures over two columns
+    lines = tables["vit_huge+adam_fused+layernorm-parity"].splitlines()
+    assert [line for line in lines if line.strip().startswith(r"\texttt{bf16}") and line.endswith(r"outside \\")]
+    struck = [line for line in tables["lm-variants"].splitlines() if r"\rule{\wd0}" in line]
+    assert struck and all("out of bounds" in line or "outside" in line for line in struck), struck
 
 
 def test_the_paper_compiles_and_nothing_sticks_out(tmp_path: Path) -> None:
