@@ -6,6 +6,7 @@ import os
 import sys
 from math import ceil
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from uuid import uuid4
 
 from snakemake.settings.types import DeploymentMethod
@@ -59,8 +60,12 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ["HALFSTEP_SCOPE"] = SCOPE.name
 # this process: the one that a run must not outlive
 os.environ["HALFSTEP_SNAKEMAKE"] = this_process()
-# ASCII: the locale may know no more
-os.environ["HALFSTEP_STUDY"] = json.dumps(STUDY.model_dump(mode="json"))
+# a file, since Linux passes no variable above 128 KiB: a study of 800 variants is that long
+if workflow.is_main_process:
+    study_file = NamedTemporaryFile("w", suffix=".json", prefix="halfstep-study-", encoding="utf-8")
+    study_file.write(STUDY.model_dump_json())
+    study_file.flush()
+    os.environ["HALFSTEP_STUDY"] = study_file.name
 
 
 envvars:

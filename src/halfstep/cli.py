@@ -14,17 +14,19 @@ from pydantic import ValidationError
 from halfstep.mistakes import StudyError, nearest
 from halfstep.parity.plan import ParityRun
 from halfstep.registry import PARITY
-from halfstep.runs import Run, Scope
+from halfstep.runs import Run, Scope, at_scale
 from halfstep.study import Study, validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 ScopeFolder = Annotated[Path, typer.Argument(help="the scope's folder, e.g. results/h200", metavar="RESULTS")]
-LATEST = Path("results/latest")
-StudyJson = Annotated[
-    str | None,
+LATEST, CONFIG = Path("results/latest"), Path("config.yaml")
+StudyFile = Annotated[
+    Path | None,
     typer.Option(
-        "--study", help="judge the runs by this study (JSON) and the present code; else by RESULTS/study.json"
+        "--study",
+        metavar="FILE",
+        help="judge the runs by this study, e.g. config.yaml, and the present code; else by RESULTS/study.json",
     ),
 ]
 
@@ -73,22 +75,16 @@ def run(
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
 
-def parse_study(text: str) -> Study:
-    """The study in the JSON of --study."""
-    try:
-        return validate(json.loads(text), source="--study")
-    except json.JSONDecodeError as error:
-        raise fail(f"--study: is not JSON: {error}.") from error
-
-
-def load_study(folder: Path, text: str | None) -> tuple[Scope, Study]:
+def load_study(folder: Path, file: Path | None) -> tuple[Scope, Study]:
     """Scope and study: as the last `collect` left them in the folder, or the study given and the folder's own name."""
+    from halfstep.config_file import read_config
     from halfstep.report import snapshot
 
     try:
-        if text is None:
+        if file is None:
             return snapshot.read(folder)
-        return snapshot.scope_by_name(folder), parse_study(text)
+        scope = snapshot.scope_by_name(folder)
+        return scope, at_scale(validate(read_config(file), str(file)), scope)
     except StudyError as error:
         raise fail(str(error)) from error
 
@@ -98,8 +94,8 @@ def image(
     target: Annotated[str, typer.Argument(metavar="cpu|cuda", help="without or with what needs a GPU")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where it goes, e.g. results/image/cuda")],
     study: Annotated[
-        str | None, typer.Option("--study", help="the study (JSON) whose `container` says how; else ./config.yaml")
-    ] = None,
+        Path, typer.Option("--study", metavar="FILE", help="the study whose `container` says how")
+    ] = CONFIG,
 ) -> None:
     """Build or fetch the image as one file for Apptainer, with its digest and its bill of materials."""
     from halfstep.config_file import read_config
@@ -110,14 +106,13 @@ def image(
     if target not in TARGETS:
         raise fail(f"the target {target!r} is unknown: {nearest(target, TARGETS)}")
     try:
-        the_study = parse_study(study) if study is not None else validate(read_config(Path("config.yaml")))
-        make(target, the_study.container, folder)
+        make(target, validate(read_config(study), str(study)).container, folder)
     except (StudyError, ImageError) as error:
         raise fail(str(error)) from error
 
 
 @app.command()
-def collect(folder: ScopeFolder = LATEST, study: StudyJson = None) -> None:
+def collect(folder: ScopeFolder = LATEST, study: StudyFile = None) -> None:
     """Gather the runs' CSVs into tables/."""
     from halfstep.current_code import current_code
     from halfstep.report.collect import collect as collect_runs
@@ -138,7 +133,7 @@ def plot(folder: ScopeFolder = LATEST) -> None:
 @app.command()
 def report(
     folder: ScopeFolder = LATEST,
-    study: StudyJson = None,
+    study: StudyFile = None,
     text_only: Annotated[bool, typer.Option("--text-only", help="take tables/ and figures/ as they are")] = False,
 ) -> None:
     """Rebuild tables, figures and reports from the runs' raw CSVs; needs neither torch nor a GPU."""

@@ -5,7 +5,6 @@ Each on a copy of a finished study, by the real commands.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -134,7 +133,7 @@ FAULTS: dict[str, Case] = {
         ("results/latest/study.json is not there", "name the folder of a scope"),
     ),
     "the folder of the call is gone": (
-        nothing, ("sh", "-c", GONE, "sh", *halfstep("collect", ".", "--study", json.dumps(CONFIG))), {}, 2,
+        nothing, ("sh", "-c", GONE, "sh", *halfstep("collect", ".", "--study", "config.yaml")), {}, 2,
         ("the folder that this was called in is gone",),
     ),
     "a driver that does not answer": (

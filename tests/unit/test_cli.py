@@ -101,10 +101,12 @@ def test_a_study_that_does_not_validate_is_refused_and_changes_no_result(tmp_pat
     folder = tmp_path / "cpu-smoke"
     write_json(folder / "study.json", STUDY.model_dump(mode="json"))
     before = (folder / "study.json").read_bytes()
-    broken = json.dumps({"comparisons": {"c": {**CONFIG["comparisons"]["c"], "baseline": "x"}}})
+    broken = tmp_path / "broken.json"
+    write_json(broken, {"comparisons": {"c": {**CONFIG["comparisons"]["c"], "baseline": "x"}}})
     assert "names the baseline 'x'" in refused(halfstep("collect", folder, "--study", broken))
-    refused(halfstep("collect", folder, "--study", "{"))
-    assert all_below(tmp_path) == [folder / "study.json"]
+    broken.write_text("{", encoding="utf-8")
+    assert f"{broken}: is not YAML" in refused(halfstep("collect", folder, "--study", broken))
+    assert all_below(tmp_path) == [broken, folder / "study.json"]
     assert (folder / "study.json").read_bytes() == before
 
 

@@ -153,8 +153,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 # a command of halfstep, and what its sentence has to say
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "study that is no JSON": (("collect", "results/cpu", "--study", "{"), ("--study", "JSON")),
-    "study that is a list": (("collect", "results/cpu", "--study", "[]"), ("--study: it should hold keys",)),
+    "study that is not there": (("collect", "results/cpu", "--study", "x.yaml"), ("x.yaml: cannot be read: No such",)),
     "report of no scope": (("report", "results/h100"), ("results/h100", "not there")),
     "plot of no scope": (("plot", "results/h100"), ("results/h100", "not there")),
     "text of no scope": (("report", "results/h100", "--text-only"), ("results/h100", "not there")),
@@ -183,7 +182,14 @@ def call_case(command: tuple[str, ...], parts: tuple[str, ...]) -> Case:
 
 
 def study_case(change: Callable[[Config], Config], parts: tuple[str, ...]) -> Case:
-    return call_case((*HALFSTEP, "report", "results/cpu", "--study", json.dumps(change(deepcopy(CONFIG)))), parts)
+    """The same mistakes in a file that `halfstep` is given."""
+    command = (*HALFSTEP, "report", "results/cpu", "--study", "other.json")
+    text = json.dumps(change(deepcopy(CONFIG)))
+    return (
+        lambda tree: (tree.root / "other.json").write_text(text, encoding="utf-8"),
+        command,
+        ("other.json: ", *parts),
+    )
 
 
 CASES: dict[str, Case] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -271,7 +270,7 @@ def test_stale_records(tree: Tree, config: Config) -> None:
     config["comparisons"]["lm"]["variants"]["bf16"]["batch"] = 8
     tree.configure(config)
     code("recipes/precision/fp32.py")(tree, config)
-    assert tree.halfstep("collect", "results/cpu", "--study", json.dumps(config)).returncode == 0
+    assert tree.halfstep("collect", "results/cpu", "--study", "config.yaml").returncode == 0
     rows = {(row["comparison"], row["variant"], row["replicate"]): row for row in tree.rows(RUNS)}
     stale = {key for key, row in rows.items() if row["status"] == "stale"}
     assert stale == {(*name.split("/"), n) for name in ("lm/bf16", "lm/fp32", "vit/fp32") for n in ("1", "2")}

@@ -33,6 +33,14 @@ def test_any_title_in_any_locale(tree: Tree) -> None:
     assert "# Été 😀 &#124; &lt;b&gt; \\$HOME\n" in tree.read("results/cpu/report.md")
 
 
+def test_a_study_longer_than_a_variable_may_be(tree: Tree) -> None:
+    """Linux hands no process an argument or a variable of more than 128 KiB: a study of 800 variants is as long."""
+    title = "A study " * 20_000
+    tree.configure(tree.read("config.yaml").replace("title: A study", f"title: {title}"))
+    tree.run()
+    assert f"# {title.rstrip()}\n" in tree.read("results/cpu/report.md")
+
+
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_what_is_no_link_of_ours_is_left_alone(kind: str, tree: Tree) -> None:
     latest = tree.root / "results/latest"

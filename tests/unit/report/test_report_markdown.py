@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from halfstep.cli import app
+from halfstep.records import write_json
 from halfstep.report import snapshot
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
@@ -244,7 +245,8 @@ def test_with_a_study_given_the_folders_real_name_is_the_scope(h200, scopes, tmp
     (tmp_path / "latest").symlink_to(h200, target_is_directory=True)
     (h200 / "study.json").unlink()
     study = validate(scopes.config)
-    halfstep("collect", tmp_path / "latest", "--study", json.dumps(study.model_dump(mode="json")))
+    write_json(tmp_path / "given.json", study.model_dump(mode="json"))
+    halfstep("collect", tmp_path / "latest", "--study", tmp_path / "given.json")
     assert snapshot.read(h200) == (Scope.parse("h200"), study)
 
 
