@@ -30,7 +30,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
         r"nvjet(_sm\d+)?_[qor][qor]|(gemm|GEMM|xmma|cutlass|nvjet).*(e4m3|e5m2|float_e4m3|float_e5m2|fp8|_qq)",
     ),
     ("GEMM", r"nvjet|gemm|GEMM|xmma|cutlass|cublas|gemv|splitK|dgrad|wgrad|fprop|conv|_mm_|triton_tem_"),
-    ("norm", r"layer_?norm|rms_?norm|GammaBeta|welford|(?-i:LayerNorm|RMSNorm)|ln_(fwd|bwd)"),
+    ("norm", r"layer_?norm|rms_?norm|GammaBeta|cuComputeGradInput|welford|(?-i:LayerNorm|RMSNorm)|ln_(fwd|bwd)"),
     ("cast/scale", r"copy_kernel|float8|fp8|cast_transpose|amax|amp_(foreach_non_finite|update_scale)|unscale"),
     (
         "pointwise",
