@@ -139,8 +139,7 @@ def test_every_case_of_a_product_is_measured(name: str) -> None:
     assert set(statuses.values()) == {"ok"}, result["summaries"]
     assert example == ("ok" if "tensorwise" in name else "unsupported")
     assert result["kernels"]
-    (profiled,) = [row for row in result["summaries"] if "kernel_ms" in row]
-    assert profiled["case"] == "ViT-Huge fc1 256x256x64"
+    assert all(row["kernel_ms"] > 0 for row in result["summaries"] if row["status"] == "ok")
 
 
 # norm, optimizer_step

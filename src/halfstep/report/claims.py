@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from halfstep.claims import PROTOCOLS, Claim, Fits, GraphBreaks, Versus
@@ -162,6 +163,7 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
     ours, theirs = (_ok(side) for side in (least.variant, least.rival))
     names = [rows[0]["variant"] for rows in (theirs, ours)]
     steps = [geometric_mean([float(row["step_ms"]) for row in rows]) for rows in (theirs, ours)]
+    kernel_times = [[float(row["kernel_ms"]) for row in rows if row["kernel_ms"]] for rows in (theirs, ours)]
     before, after = (kernels.get((rows[0]["comparison"], rows[0]["variant"]), {}) for rows in (theirs, ours))
     if least.case or not before or not after:
         values = [one.ratio.value for one in found if one.ratio.value is not None]
@@ -170,9 +172,10 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
             f"{wording.digits(max(values))}"
         )
         at = f" at {least.case}" if least.case else ""
+        kernels_alone = [f", its kernels {wording.digits(fmean(times))} ms" if times else "" for times in kernel_times]
         return verdict, (
-            f"`{names[1]}` takes {wording.digits(steps[1])} ms, `{names[0]}` {wording.digits(steps[0])} ms"
-            f"{at}{over if len(values) > 1 else ''}."
+            f"`{names[1]}` takes {wording.digits(steps[1])} ms{kernels_alone[1]}, `{names[0]}` "
+            f"{wording.digits(steps[0])} ms{kernels_alone[0]}{at}{over if len(values) > 1 else ''}."
         )
     compiled = len({rows[0]["compile"] == "none" for rows in (theirs, ours)}) > 1
     span = f"From `{names[0]}` to `{names[1]}` the step goes from {wording.digits(steps[0])} to"

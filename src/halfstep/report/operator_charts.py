@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from halfstep.report import wording
 from halfstep.report.charts import rows
@@ -15,6 +17,12 @@ from halfstep.report.style import COLUMN_IN, DARK, FULL_IN, GREY, MARKERS, PALET
 
 HATCHES = ("", "////", "...", "\\\\\\\\", "xx", "--", "oo", "++")
 LINES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
+ACROSS: dict[str, Any] = {
+    "color": DARK,
+    "linewidth": 1.4,
+    "solid_capstyle": "butt",
+    "path_effects": [withStroke(linewidth=3.0, foreground="white")],  # seen on every colour and hatch
+}
 Series = Mapping[str, Mapping[str, float]]  # by variant and place on the axis
 
 
@@ -69,10 +77,16 @@ def _over_places(axis: Axes, series: Series, order: Sequence[str], *, joined: bo
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
 
 
-def optimizer_step(times: Mapping[str, Series], bandwidth: Mapping[str, Series], absent: Mapping[str, str]) -> Figure:
-    """A panel per case with a bar per variant: ms, and beside it ms and GB/s in figures.
+def optimizer_step(
+    times: Mapping[str, Series],
+    kernels: Mapping[str, Series],
+    bandwidth: Mapping[str, Series],
+    absent: Mapping[str, str],
+) -> Figure:
+    """A panel per case with a bar per variant: ms, and beside it ms and GB/s in figures; a line across it: its kernels.
 
-    `times` and `bandwidth` hold by case and variant {"": number}; `absent` has the status of what has no number.
+    `times`, `kernels` and `bandwidth` hold by case and variant {"": number}; `absent` has the status of what has no
+    number.
     """
     names = list(dict.fromkeys([*(name for series in times.values() for name in series), *absent]))
     figure, axes = rows(names, FULL_IN, len(times), 0.75)
@@ -92,6 +106,8 @@ def optimizer_step(times: Mapping[str, Series], bandwidth: Mapping[str, Series],
                 continue
             ms = series[name][""]
             axis.barh(row, ms, height=0.62, color=PALETTE[0], edgecolor=DARK, linewidth=0.4)
+            for alone in kernels[case].get(name, {}).values():
+                axis.plot([alone, alone], [row - 0.31, row + 0.31], **ACROSS)
             text = f"{wording.digits(ms)} ms, {wording.digits(bandwidth[case][name][''])} GB/s"
             axis.text(ms + 0.015 * longest, row, text, va="center", fontsize=7)
         axis.set_xlim(0, 1.75 * longest)
@@ -100,17 +116,23 @@ def optimizer_step(times: Mapping[str, Series], bandwidth: Mapping[str, Series],
     return figure
 
 
-def norm(times: Mapping[tuple[str, str], Series], sqnr: Mapping[str, Series], order: Sequence[str]) -> Figure:
+def norm(
+    times: Mapping[tuple[str, str], Series],
+    kernels: Mapping[tuple[str, str], Series],
+    sqnr: Mapping[str, Series],
+    order: Sequence[str],
+) -> Figure:
     """A line of panels per type: ms over the width forward, and with backward, and SQNR per variant.
 
-    `times` is keyed by type and passes, `sqnr` by type; its places are the passes.
+    `times` is keyed by type and passes, as is `kernels`, the lines across the bars; `sqnr` by type, and its places are
+    the passes.
     """
     types = list(sqnr)
     figure, axes = plt.subplots(len(types), 3, figsize=(FULL_IN, 1.9 * len(types) + 0.5), squeeze=False)
     for line, dtype in enumerate(types):
         for column, passes in enumerate(("forward", "forward+backward")):
             axis = axes[line][column]
-            _grouped_bars(axis, times.get((dtype, passes), {}), order)
+            _grouped_bars(axis, times.get((dtype, passes), {}), kernels.get((dtype, passes), {}), order)
             axis.set_ylabel("ms")
             axis.set_title(f"{dtype}, {passes}", fontsize=8)
             axis.set_xlabel("width" if line == len(types) - 1 else "")
@@ -125,14 +147,17 @@ def norm(times: Mapping[tuple[str, str], Series], sqnr: Mapping[str, Series], or
     return figure
 
 
-def _grouped_bars(axis: Axes, series: Series, order: Sequence[str]) -> None:
+def _grouped_bars(axis: Axes, series: Series, across: Series, order: Sequence[str]) -> None:
     places = list(dict.fromkeys(place for values in series.values() for place in values))
     drawn = [name for name in order if name in series]
     width = 0.8 / max(len(drawn), 1)
     for number, name in enumerate(drawn):
         index = order.index(name)
+        centres = {place: places.index(place) + width * (number - (len(drawn) - 1) / 2) for place in series[name]}
+        for place, height in across.get(name, {}).items():
+            axis.plot([centres[place] - width / 2, centres[place] + width / 2], [height, height], **ACROSS)
         axis.bar(
-            [places.index(place) + width * (number - (len(drawn) - 1) / 2) for place in series[name]],
+            list(centres.values()),
             list(series[name].values()),
             width=width,
             color=PALETTE[index % len(PALETTE)],

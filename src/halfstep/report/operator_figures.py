@@ -58,6 +58,16 @@ def _fastest(operator: OperatorResult, case: str) -> str:
     return f"{text})"
 
 
+def _across(operator: OperatorResult) -> str:
+    """What the lines across the bars are, if any was drawn."""
+    if all(found["kernel_ms"] is None for found in operator.measured):
+        return ""
+    return (
+        "Lines across the bars: for how long the kernels of a call ran; a call whose bar is far longer waited for the "
+        "CPU. "
+    )
+
+
 def _gemm(operator: OperatorResult) -> Drawn:
     places: dict[bool, dict[bool, dict[str, dict[str, float]]]] = {
         square: {False: {}, True: {}} for square in (True, False)
@@ -99,24 +109,29 @@ def _gemm(operator: OperatorResult) -> Drawn:
 
 def _optimizer_step(operator: OperatorResult) -> Drawn:
     cases = [case for case in operator.cases if _measured(operator, case)]
-    times, bandwidth = (
+    times, kernels, bandwidth = (
         {
-            case: {name: {"": found.require(column)} for name, found in _measured(operator, case).items()}
+            case: {
+                name: {"": value}
+                for name, found in _measured(operator, case).items()
+                if (value := found[column]) is not None
+            }
             for case in cases
         }
-        for column in ("step_ms", "gb_per_s")
+        for column in ("step_ms", "kernel_ms", "gb_per_s")
     )
     absent = {found.name: wording.status(found.row["status"]) for found in operator.without_cases}
     fastest = wording.join(f"over the parameters of {case} {_fastest(operator, case)}" for case in cases)
     caption = (
         f"Fastest is {fastest}. GB/s: 28 bytes per fp32 parameter, which a step has to read and write at least. "
-        "Geometric means of the replicates."
+        f"{_across(operator)}Geometric means of the replicates."
     )
-    return partial(operator_charts.optimizer_step, times, bandwidth, absent), caption
+    return partial(operator_charts.optimizer_step, times, kernels, bandwidth, absent), caption
 
 
 def _norm(operator: OperatorResult) -> Drawn:
     times: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    kernels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     sqnr: dict[str, dict[str, dict[str, float]]] = {}
     widest: dict[tuple[str, str], tuple[int, str]] = {}
     for case in operator.cases:
@@ -126,6 +141,8 @@ def _norm(operator: OperatorResult) -> Drawn:
         key = read["dtype"], read["passes"]
         for name, found in _measured(operator, case).items():
             times.setdefault(key, {}).setdefault(name, {})[read["width"]] = found.require("step_ms")
+            if (alone := found["kernel_ms"]) is not None:
+                kernels.setdefault(key, {}).setdefault(name, {})[read["width"]] = alone
             widest[key] = max(widest.get(key, (0, "")), (int(read["width"]), case))
             lowest = sqnr.setdefault(read["dtype"], {}).setdefault(name, {})
             if (now := found["sqnr_db"]) is not None:
@@ -138,9 +155,9 @@ def _norm(operator: OperatorResult) -> Drawn:
     caption = (
         f"Fastest at width {width} is {wording.join(fastest)}. Accuracy: the lowest SQNR over all widths against "
         "float64, of the output, and with the backward pass of the input's gradient; higher is better, 6 dB are one "
-        "bit. Times: geometric means of the replicates."
+        f"bit. {_across(operator)}Times: geometric means of the replicates."
     )
-    return partial(operator_charts.norm, times, sqnr, operator.variants), caption
+    return partial(operator_charts.norm, times, kernels, sqnr, operator.variants), caption
 
 
 def _dtypes(operator: OperatorResult) -> Drawn:

@@ -14,6 +14,9 @@ CAST = ", cast included"
 GEMM_CASE = re.compile(rf"(?P<layer>.*?) ?(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)(?P<cast>{CAST})?")
 NORM_CASE = re.compile(r"(?P<width>\d+) (?P<dtype>fp32|bf16) (?P<passes>forward|forward\+backward)")
 DTYPE_CASE = re.compile(r"(?P<table>finfo|cast|operation|product) (?P<type>\S+) (?P<row>.+)")
+# share of a call; where kernels run for less of it, the call waits for the CPU. Not nearer to 1: few profiled calls
+# run below the power limit that holds the window's down, on an H200 by up to 15 % of a matrix product
+WAITS = 0.8
 TABLES = {"finfo": "limit", "cast": "value of the sample", "operation": "operation", "product": "product"}
 
 
@@ -52,6 +55,7 @@ def tables(operator: OperatorResult) -> list[Table]:
 def _timed(operator: OperatorResult) -> Table:
     """A line per case and variant; a column that no case fills is left out."""
     columns = {
+        "kernels ms": lambda found: digits(found["kernel_ms"]),
         "TFLOP/s (of peak)": _tflops,
         "GB/s": lambda found: digits(found["gb_per_s"]),
         "largest difference": lambda found: digits(found["max_abs_error"], 2),
@@ -125,5 +129,18 @@ def notes(operator: OperatorResult) -> list[str]:
         f"{wording.status(state)}, {reason}"
         for (name, state, reason), cases in reasons.items()
     ]
+    profiled = [found for found in operator.measured if found["kernel_ms"] is not None]
+    waits = [found for found in profiled if found.require("kernel_ms") < WAITS * found.require("step_ms")]
+    if profiled:
+        lines.append(
+            "kernels ms: for how long kernels ran in a profiled call. Of so few calls the GPU may clock higher than in "
+            "the window."
+        )
+    if waits:
+        lines.append(
+            f"In {len(waits)} of {wording.count(len(profiled), 'profiled row')} kernels ran for less than "
+            f"{percent(WAITS)} of the call: there a call by itself waits for the CPU that launches it, and its time is "
+            "also this host's. In a step whose CPU runs ahead the kernels' time is what counts."
+        )
     absent = [f"`{found.name}` ({wording.status(found.row['status'])})" for found in operator.without_cases]
     return lines + ([f"Without a number: {wording.join(absent)}."] if absent else [])

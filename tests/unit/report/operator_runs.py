@@ -67,6 +67,7 @@ OPTIMIZERS = {  # ms: 96 linears of 1024, ViT-Huge
     "torch-forloop": (17.9, 31.4), "torch-foreach": (2.34, 13.8), "torch-fused": (0.83, 5.0), "apex": (0.88, 5.3),
 }  # fmt: skip
 NORMS = {"torch": (0.22, 0.74), "torch-compiled": (0.29, 1.42), "apex": (0.42, 1.22), "liger": (0.18, 0.81)}
+WAITS = {"torch-forloop": 0.37, "liger": 0.71}  # share of a call in which kernels run
 SAMPLE = {
     "float32": (2.073094, -0.7825133, -0.4708492, -1.325573),
     "bfloat16": (2.078125, -0.78125, -0.4707031, -1.328125),
@@ -121,14 +122,14 @@ def timed(ms: float, *, tflop: float | None = None, gb: float | None = None, pea
     return {"sample_unit": "calls", "samples_per_step": 1, "step_ms_median": ms, "tflop": tflop, "gb": gb, "peak": peak}
 
 
-def derived(row: Case, noise: float) -> Case:
-    """The columns of a row that follow from its time."""
+def derived(row: Case, noise: float, busy: float) -> Case:
+    """The columns of a row that follow from its time; `busy` is the share of it in which kernels run."""
     tflop, gb, peak = (row.pop(name, None) for name in ("tflop", "gb", "peak"))
     if "step_ms_median" not in row:
         return row
     ms = row["step_ms_median"] * noise
     row |= {"step_ms_median": ms, "step_ms_mean": ms, "step_ms_p05": ms, "step_ms_p95": ms, "samples_per_s": 1e3 / ms}
-    row["steps"] = 40
+    row |= {"steps": 40, "kernel_ms": busy * ms}
     if tflop:
         row |= {"model_tflop_per_step": tflop, "model_tflop_per_s": tflop / ms * 1e3}
     if tflop and peak:
@@ -155,7 +156,8 @@ def write_operator_run(scope_dir: Path, run: Run, key: RunKey, status: str = "ok
     shared = {**identity, **settings, **provenance, "environment": "e1", "gpu_uuid": "GPU-1"}
     noise = random.Random("/".join(map(str, key)))
     found = cases(run.workload, variant) if status == "ok" else [{}]
-    rows = [{**shared, **derived(dict(row), noise.lognormvariate(0, 0.003))} for row in found]
+    busy = 0.86 if run.workload == "gemm" else WAITS.get(variant, 0.99)
+    rows = [{**shared, **derived(dict(row), noise.lognormvariate(0, 0.003), busy)} for row in found]
     write_run(scope_dir / "runs" / comparison / variant / f"rep{replicate}", record, rows, [], [])
 
 
