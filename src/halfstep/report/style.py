@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.figure import Figure
 
@@ -85,11 +86,12 @@ def wrap(name: str, width: int = LABEL_CHARACTERS) -> str:
 def save(figure: Figure, stem: Path) -> None:
     """Write svg, pdf and png beside each other, without dates and atomically."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    # laid out once for all three
+    # laid out once for all three; an engine that is left, even "none", lets matplotlib draw each of them twice
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        temporary = path.with_name(f".{path.name}")
-        figure.savefig(temporary, format=suffix, dpi=DPI, metadata=metadata)
-        temporary.replace(path)
+    with plt.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)
+        for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+            path = stem.with_name(f"{stem.name}.{suffix}")
+            temporary = path.with_name(f".{path.name}")
+            figure.savefig(temporary, format=suffix, dpi=DPI, metadata=metadata)
+            temporary.replace(path)
