@@ -54,7 +54,7 @@ def _gelu_parts(h):
 
 
 @triton.jit
-def cast_kernel(
+def fp8_cast_kernel(
     x, scale, plain, transposed, inverse, slot, sums, rows, columns, x_row, x_column, plain_row,
     LARGEST: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def cast_kernel(
 
 
 @triton.jit
-def transpose_kernel(x, transposed, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
+def fp8_transpose_kernel(x, transposed, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
     """Bytes [rows, columns] to bytes [columns, rows]."""
     tile_n, tile_m = tl.program_id(0), tl.program_id(1)
     first_m, first_n = (tile_m * BM).to(tl.int64), (tile_n * BN).to(tl.int64)
@@ -90,7 +90,7 @@ def transpose_kernel(x, transposed, rows, columns, BM: tl.constexpr, BN: tl.cons
 
 
 @triton.jit
-def norm_kernel(
+def fp8_layer_norm_kernel(
     x, added, total, weight, bias, scale, plain, inverse, slot, mean, rstd, rows, width, epsilon,
     LARGEST: tl.constexpr, ADD: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +120,7 @@ def norm_kernel(
 
 
 @triton.jit
-def norm_backward_kernel(
+def layer_norm_backward_kernel(
     x, mean, rstd, weight, grad, residual, grad_x, sums, rows, width, ROWS: tl.constexpr, W: tl.constexpr
 ):
     """The gradient of x added to residual, and this program's share of those of weight and bias."""
@@ -151,7 +151,7 @@ def norm_backward_kernel(
 
 
 @triton.jit
-def gelu_kernel(h, scale, plain, inverse, slot, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def fp8_gelu_kernel(h, scale, plain, inverse, slot, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     """GELU of a piece of h to FP8."""
     by = _load_scale(scale, inverse, tl.program_id(0))
     first = tl.program_id(0).to(tl.int64) * BLOCK
@@ -165,7 +165,7 @@ def gelu_kernel(h, scale, plain, inverse, slot, size, LARGEST: tl.constexpr, BLO
 
 
 @triton.jit
-def gelu_backward_kernel(
+def fp8_gelu_backward_kernel(
     grad, h, scale, scale_out, plain, transposed, inverse, slot, out_transposed, sums, rows, columns,
     LARGEST: tl.constexpr, LARGEST_OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip

@@ -15,7 +15,6 @@ except ImportError as error:  # torch for macOS, or for a CPU alone
     raise ImportError(f"FP8 on a GPU needs Triton, which comes with torch for Linux and CUDA: {error}") from error
 
 Two = tuple[torch.Tensor, torch.Tensor]
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -39,7 +38,7 @@ def cast(parts: list[torch.Tensor], scale: torch.Tensor, amax: torch.Tensor, dty
     first = 0
     for part in parts:
         own = slice(first, first + part.shape[1])
-        kernels.cast_kernel[_tiles(*part.shape)](
+        kernels.fp8_cast_kernel[_tiles(*part.shape)](
             part, scale, plain[:, own], transposed[own], inverse, _bits(amax), column_sums[:, own],
             *part.shape, *part.stride(), columns,
             LARGEST=torch.finfo(dtype).max, SUMS=sums, BM=BM, BN=BN, num_warps=WARPS,
@@ -52,7 +51,7 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
     _need_triton(x)
     x = x.contiguous()
     transposed = x.new_empty(x.shape[1], x.shape[0])
-    kernels.transpose_kernel[_tiles(*x.shape)](
+    kernels.fp8_transpose_kernel[_tiles(*x.shape)](
         x.view(torch.uint8), transposed.view(torch.uint8), *x.shape, BM=BM, BN=BN, num_warps=WARPS
     )
     return transposed
@@ -77,7 +76,7 @@ def norm(
     total = x.new_empty(0) if added is None else torch.empty_like(x)
     padded = triton.next_power_of_2(width)
     at_once = max(1, BLOCK // padded)
-    kernels.norm_kernel[(triton.cdiv(rows, at_once),)](
+    kernels.fp8_layer_norm_kernel[(triton.cdiv(rows, at_once),)](
         x, x if added is None else added.contiguous(), total, weight, bias, scale, plain, inverse, _bits(amax),
         mean, rstd, rows, width, epsilon,
         LARGEST=torch.finfo(dtype).max, ADD=added is not None, R=at_once, W=padded, num_warps=WARPS,
@@ -92,7 +91,7 @@ def norm_backward(
     weight: torch.Tensor,
     grad: torch.Tensor,
     residual: torch.Tensor,
-) -> Three:
+) -> Two:
     _need_triton(x)
     x, grad, residual = x.contiguous(), grad.contiguous(), residual.contiguous()
     rows, width = x.shape
@@ -100,12 +99,11 @@ def norm_backward(
     programs = triton.cdiv(rows, NORM_ROWS)
     sums = x.new_empty(programs, 2, width, dtype=torch.float32)
     padded = triton.next_power_of_2(width)
-    kernels.norm_backward_kernel[(programs,)](
+    kernels.layer_norm_backward_kernel[(programs,)](
         x, mean, rstd, weight, grad, residual, grad_x, sums, rows, width,
         ROWS=NORM_ROWS, W=padded, num_warps=min(WARPS, max(1, padded // 512)),
     )  # fmt: skip
-    of_weight, of_bias = sums.sum(0).unbind()
-    return grad_x, of_weight.clone(), of_bias.clone()
+    return grad_x, sums.sum(0)
 
 
 def gelu(h: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype) -> Two:
@@ -113,7 +111,7 @@ def gelu(h: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, dtype: torch.
     h = h.contiguous()
     plain = torch.empty_like(h, dtype=dtype)
     inverse = torch.empty_like(scale)
-    kernels.gelu_kernel[(triton.cdiv(h.numel(), BLOCK),)](
+    kernels.fp8_gelu_kernel[(triton.cdiv(h.numel(), BLOCK),)](
         h, scale, plain, inverse, _bits(amax), h.numel(),
         LARGEST=torch.finfo(dtype).max, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
@@ -138,7 +136,7 @@ def gelu_backward(
     inverse = torch.empty_like(scale)
     sums = h.new_empty(triton.cdiv(rows, BM), columns, dtype=torch.float32)
     # 128 registers a thread, so that a multiprocessor holds two programs: Triton alone takes 158, and one fits
-    kernels.gelu_backward_kernel[_tiles(rows, columns)](
+    kernels.fp8_gelu_backward_kernel[_tiles(rows, columns)](
         grad, h, scale, scale_out, plain, transposed, inverse, _bits(amax), out, sums, rows, columns,
         LARGEST=torch.finfo(dtype).max, LARGEST_OUT=torch.finfo(dtype_out).max, BM=BM, BN=BN,
         num_warps=WARPS, maxnreg=128,

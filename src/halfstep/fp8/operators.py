@@ -79,11 +79,11 @@ def norm(
 @torch.library.custom_op(f"{NAMESPACE}::norm_backward", mutates_args=(), device_types="cpu")
 def norm_backward(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, grad: Tensor, residual: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """From the gradient of a LayerNorm's output, [M, K], those of its input and parameters.
 
     Returns:
-        residual + the input's gradient, in x's dtype; the weight's and the bias's, fp32 [K].
+        residual + the input's gradient, in x's dtype; the weight's and the bias's, fp32 [2, K].
     """
     of_x, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
         grad.float(),
@@ -95,7 +95,7 @@ def norm_backward(
         torch.zeros_like(weight, dtype=torch.float32),
         [True, True, True],
     )
-    return (residual.float() + of_x).to(x.dtype), of_weight, of_bias
+    return (residual.float() + of_x).to(x.dtype), torch.stack([of_weight, of_bias])
 
 
 @torch.library.custom_op(f"{NAMESPACE}::gelu", mutates_args={"amax"}, device_types="cpu")
@@ -166,10 +166,8 @@ def _(
 
 
 @norm_backward.register_fake
-def _(
-    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, grad: Tensor, residual: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), mean.new_empty(weight.shape), mean.new_empty(weight.shape)
+def _(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, grad: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), mean.new_empty(2, *weight.shape)
 
 
 @gelu.register_fake

@@ -205,14 +205,13 @@ def test_a_norms_backward_pass(place: Any, shape: tuple[int, int], source: torch
     functional.layer_norm(leaves[0], shape[1:], leaves[1], leaves[2], 1e-6).backward(grad.double())
     mean, rstd = x.double().mean(1), (x.double().var(1, unbiased=False) + 1e-6).rsqrt()
     arguments = (x, mean.float(), rstd.float(), weight, grad, residual)
-    of_x, of_weight, of_bias = place.norm_backward(*(tensor.to(place.device) for tensor in arguments))
-    assert of_x.dtype == source
-    assert of_weight.dtype == of_bias.dtype == torch.float32
+    of_x, of_parameters = place.norm_backward(*(tensor.to(place.device) for tensor in arguments))
+    assert (of_x.dtype, of_parameters.dtype) == (source, torch.float32)
     rounding = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7}[source]
     expected = residual.double() + exact_x.grad
     size = float(expected.abs().max())
     torch.testing.assert_close(of_x.cpu().double(), expected, rtol=rounding, atol=rounding * size)
-    for actual, exact in ((of_weight, exact_weight.grad), (of_bias, exact_bias.grad)):
+    for actual, exact in zip(of_parameters, (exact_weight.grad, exact_bias.grad), strict=True):
         off = 1e-4 * max(1, float(exact.abs().max()))
         torch.testing.assert_close(actual.cpu().double(), exact, rtol=1e-4, atol=off)
 

@@ -1,4 +1,4 @@
-"""Every linear layer in our own FP8 with delayed scaling."""
+"""Every linear layer in our own FP8 with delayed scaling, and whole blocks where their activations can be fused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,33 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from halfstep.fp8.fuse import BlockKind, fuse
 from halfstep.fp8.linear import convert
 from halfstep.fp8.synchronise import Synchroniser
 from halfstep.recipes.precision.fp8_linears import Fp8Linears
+
+TIMM_BLOCK = BlockKind(
+    types={
+        "": "timm.models.vision_transformer.Block",
+        "attn": "timm.layers.attention.Attention",
+        "mlp": "timm.layers.mlp.Mlp",
+    },
+    norm1="norm1", qkv="attn.qkv", out="attn.proj", norm2="norm2", up="mlp.fc1", gelu="mlp.act", down="mlp.fc2",
+    heads="attn.num_heads",
+    causal=False,
+)  # fmt: skip
+# by its name, for recipes do not import workloads
+LM_BLOCK = BlockKind(
+    types={
+        "": "halfstep.workloads.lm.Block",
+        "attention": "halfstep.workloads.lm.Attention",
+        "feed_forward": "torch.nn.modules.container.Sequential",
+    },
+    norm1="norm1", qkv="attention.qkv", out="attention.out",
+    norm2="norm2", up="feed_forward.0", gelu="feed_forward.1", down="feed_forward.2",
+    heads="attention.heads",
+    causal=True,
+)  # fmt: skip
 
 
 class NativeDelayed(Fp8Linears):
@@ -22,6 +46,7 @@ class NativeDelayed(Fp8Linears):
 
     def prepare(self, model: nn.Module) -> dict[str, Any]:
         applied = super().prepare(model)
+        applied["blocks_fused"], applied["blocks_not_fused"] = fuse(model, [TIMM_BLOCK, LM_BLOCK])
         self.synchronise = Synchroniser(model)
         return applied
 
