@@ -25,6 +25,8 @@ BLOCK = 8192
 """elements of a program of GELU's forward kernel, and of the norm's, which takes whole rows"""
 NORM_ROWS = 32
 """rows of a program of the norm's backward kernel, one after the other"""
+GELU_BACKWARD_REGISTERS = 128
+"""a thread's, so that a multiprocessor holds two programs: left alone Triton takes 186, and one fits"""
 
 
 def cast(parts: list[torch.Tensor], scale: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, sums: bool) -> Four:
@@ -101,7 +103,7 @@ def norm_backward(
     padded = triton.next_power_of_2(width)
     kernels.layer_norm_backward_kernel[(programs,)](
         x, mean, rstd, weight, grad, residual, grad_x, sums, rows, width,
-        ROWS=NORM_ROWS, W=padded, num_warps=min(WARPS, max(1, padded // 512)),
+        ROWS=NORM_ROWS, W=padded, num_warps=norm_warps(padded),
     )  # fmt: skip
     return grad_x, sums.sum(0)
 
@@ -135,13 +137,17 @@ def gelu_backward(
     out = h.new_empty(columns, rows, dtype=dtype_out)
     inverse = torch.empty_like(scale)
     sums = h.new_empty(triton.cdiv(rows, BM), columns, dtype=torch.float32)
-    # 128 registers a thread, so that a multiprocessor holds two programs: Triton alone takes 158, and one fits
     kernels.fp8_gelu_backward_kernel[_tiles(rows, columns)](
         grad, h, scale, scale_out, plain, transposed, inverse, _bits(amax), out, sums, rows, columns,
         LARGEST=torch.finfo(dtype).max, LARGEST_OUT=torch.finfo(dtype_out).max, BM=BM, BN=BN,
-        num_warps=WARPS, maxnreg=128,
+        num_warps=WARPS, maxnreg=GELU_BACKWARD_REGISTERS,
     )  # fmt: skip
     return plain, transposed, inverse, sums.sum(0), out
+
+
+def norm_warps(padded_width: int) -> int:
+    """Of the norm's backward kernel: 16 elements of a row to a thread."""
+    return min(WARPS, max(1, padded_width // 512))
 
 
 def _need_triton(tensor: torch.Tensor) -> None:
