@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter import rounded_by_torch
 
 
 class Place:
@@ -17,23 +18,6 @@ class Place:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.calls, name)
-
-
-def rounded_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6's interpreter truncates fp32 on its way to bf16 and FP8, and makes a number of NaN: torch's casts."""
-    from triton.runtime import interpreter
-
-    real = interpreter._convert_float
-    e4m3, e5m2, byte = torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8
-    formats = {"fp8e4nv": (e4m3, byte), "fp8e5": (e5m2, byte), "bf16": (torch.bfloat16, torch.uint16)}
-
-    def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if source.name != "fp32" or target.name not in formats:
-            return real(values, source, target, rounding)
-        dtype, bits = formats[target.name]
-        return torch.tensor(values).to(dtype).view(bits).numpy()
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
 @pytest.fixture(

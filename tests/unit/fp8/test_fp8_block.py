@@ -1,71 +1,25 @@
-"""The fused block: its values against float64, what it keeps, what it launches; and which blocks are fused."""
+"""The fused block: its values against float64, what it keeps, what it launches."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import reference
 import torch
+from blocks import BATCH, HEADS, KINDS, LAYERS, TOKENS, WIDTH, block, data, fused, off, step
+from interpreter import rounded_by_torch
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from halfstep.fp8.fuse import FusedBlock, fuse
-from halfstep.fp8.linear import Float8Linear, convert
+from halfstep.fp8.fuse import fuse
+from halfstep.fp8.linear import convert
 from halfstep.fp8.synchronise import Synchroniser
-from halfstep.recipes.norms import layernorm, rmsnorm
-from halfstep.recipes.precision.native_delayed import LM_BLOCK, TIMM_BLOCK
-from halfstep.workloads.lm import Block as LmBlock
-
-BATCH, TOKENS, WIDTH, HEADS = 2, 24, 64, 4
-KINDS = [TIMM_BLOCK, LM_BLOCK]
-LAYERS = {
-    "timm": ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"),
-    "lm": ("norm1", "attention.qkv", "attention.out", "norm2", "feed_forward.0", "feed_forward.2"),
-}
-
-
-def block(kind: str, **settings: Any) -> nn.Sequential:
-    """A model of one block, none of whose parameters is a 0 or a 1."""
-    torch.manual_seed(0)
-    made = (
-        LmBlock(WIDTH, HEADS, layernorm) if kind == "lm" else TimmBlock(WIDTH, HEADS, **{"qkv_bias": True, **settings})
-    )
-    for parameter in made.parameters():
-        nn.init.normal_(parameter, std=0.1) if parameter.dim() > 1 else parameter.data.add_(
-            torch.randn_like(parameter) / 4
-        )
-    return nn.Sequential(made)
-
-
-def fused(kind: str, dtype: torch.dtype = torch.float32, **flags: Any) -> nn.Sequential:
-    model = block(kind).to(dtype)
-    convert(model, lambda *_: True, **flags)
-    assert fuse(model, KINDS) == (["0"], {})
-    return model
-
-
-def data(dtype: torch.dtype = torch.float32, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and the gradient of the output."""
-    generator = torch.Generator().manual_seed(1)
-    x, grad = (torch.randn(BATCH, TOKENS, WIDTH, generator=generator) for _ in range(2))
-    return (spread * x).to(dtype), (1e-3 * spread * grad).to(dtype)
-
-
-def step(model: nn.Module, x: torch.Tensor, grad: torch.Tensor, autocast: bool = False) -> dict[str, torch.Tensor]:
-    """Output and all gradients by their names."""
-    model.zero_grad()
-    x = x.clone().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        out = model(x)
-    out.backward(grad)
-    return {"out": out.detach(), "x": x.grad, **{name: p.grad.clone() for name, p in model.named_parameters()}}
 
 
 class HeldProducts(torch.autograd.Function):
@@ -111,10 +65,6 @@ def exact_step(
     return {"out": result.detach(), "x": leaf.grad, **{name: p.grad for name, p in truth.named_parameters()}}
 
 
-def off(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((actual.double() - exact.double()).norm() / exact.double().norm())
-
-
 @pytest.mark.parametrize("kind", LAYERS)
 def test_its_values_are_those_of_float64_on_what_fp8_holds(kind: str) -> None:
     model = fused(kind)
@@ -153,6 +103,36 @@ def test_it_is_as_near_to_fp32_as_its_layers_by_themselves(kind: str, mode: str)
     for name, value in truth.items():
         # a deviation of the deviation, and for a gradient that is nothing but rounding
         assert off(actual[name], value) < 1.25 * off(expected[name], value) + 2e-3, name
+
+
+@pytest.mark.interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("mode", ["fp32", *MODES])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_with_the_kernels_it_is_what_it_is_with_their_definitions(
+    kind: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halfstep.fp8 import launch, operators
+
+    dtype, autocast = MODES.get(mode, (torch.float32, False))
+    models = fused(kind, dtype), fused(kind, dtype)
+    synchronise = [Synchroniser(model) for model in models]
+    for spread in (1.0, 3.0):
+        x, grad = data(dtype, spread)
+        expected = step(models[0], x, grad, autocast)
+        with monkeypatch.context() as patch:
+            rounded_by_torch(patch)
+            for name in ("cast", "transpose", "norm", "norm_backward", "gelu", "gelu_backward"):
+                patch.setattr(operators, name, getattr(launch, name))
+            actual = step(models[1], x, grad, autocast)
+        # through bf16 a last bit of fp32 decides more often which of two FP8 values it is
+        allowed = 5e-3 if mode == "fp32" else 4e-2
+        for name, value in actual.items():
+            assert "qkv.bias" in name or off(value, expected[name]) < allowed, name
+        for each in synchronise:
+            each()
+    for ours, theirs in zip(*(model.buffers() for model in models), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=allowed, atol=0)
 
 
 def test_amaxes_are_those_of_the_layers_by_themselves() -> None:
@@ -201,20 +181,6 @@ def test_a_checkpointed_block_has_the_same_gradients() -> None:
     checkpoint(model, leaf, use_reentrant=False).backward(grad)
     assert torch.equal(leaf.grad, expected["x"])
     assert all(torch.equal(parameter.grad, expected[name]) for name, parameter in model.named_parameters())
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_names_parameters_and_modes_stay(kind: str) -> None:
-    model = block(kind)
-    before, state = dict(model.named_parameters()), list(model.state_dict())
-    convert(model, lambda *_: True)
-    fuse(model, KINDS)
-    assert dict(model.named_parameters()) == before
-    assert list(model.state_dict()) == state
-    assert not fuse(model, KINDS)[0]
-    other = fused(kind)
-    other.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
-    assert torch.equal(other.state_dict()[state[0]], model.state_dict()[state[0]] + 1)
 
 
 def test_a_copy_is_its_own() -> None:
@@ -285,59 +251,6 @@ def test_each_activation_is_made_once_and_nothing_else_touches_them() -> None:
     }  # fmt: skip
 
 
-def replaced(path: str, module: nn.Module) -> Callable[[nn.Module], None]:
-    def change(model: nn.Module) -> None:
-        parent, _, name = f"0.{path}".rpartition(".")
-        setattr(model.get_submodule(parent), name, module)
-
-    return change
-
-
-LEFT = {
-    "layer scale": ({"init_values": 0.1}, None, "it has ls1, a LayerScale"),
-    "drop path": ({"drop_path": 0.1}, None, "it has drop_path1, a DropPath"),
-    "dropout": ({"proj_drop": 0.1}, None, "it has attn.proj_drop, a Dropout"),
-    "attention dropout": ({"attn_drop": 0.1}, None, "it has attn.attn_drop, a Dropout"),
-    "query norms": ({"qk_norm": True}, None, "it has attn.q_norm, a LayerNorm"),
-    "another attention": ({"attn_layer": "diff"}, None, "its attn is not timm.layers.attention.Attention"),
-    "another norm": ({"norm_layer": nn.RMSNorm}, None, "norm1 is not torch's LayerNorm"),
-    "no affine parameters": (
-        {},
-        replaced("norm2", nn.LayerNorm(WIDTH, elementwise_affine=False)),
-        "norm2 is not torch's",
-    ),
-    "tanh": ({"act_layer": lambda: nn.GELU("tanh")}, None, "mlp.act is not torch's exact GELU"),
-    "a layer in bf16": ({}, replaced("mlp.fc2", nn.Linear(4 * WIDTH, WIDTH)), "mlp.fc2 is not in FP8"),
-    "a parameter": (
-        {},
-        lambda model: model[0].register_parameter("gamma", nn.Parameter(torch.ones(1))),
-        "the parameter gamma",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", LEFT)
-def test_a_block_that_does_more_stays_and_is_reported(case: str) -> None:
-    settings, change, reason = LEFT[case]
-    model = block("timm", **settings)
-    convert(model, lambda *_: True)
-    if change:
-        change(model)
-    names, left = fuse(model, KINDS)
-    assert names == []
-    assert reason in left["0"]
-    assert type(model[0]) is TimmBlock
-    assert isinstance(model[0].mlp.fc1, Float8Linear)
-
-
-def test_an_lm_with_another_norm_stays_and_a_lone_block_is_refused() -> None:
-    model = nn.Sequential(LmBlock(WIDTH, HEADS, rmsnorm))
-    convert(model, lambda *_: True)
-    assert "norm1 is not torch's LayerNorm" in fuse(model, KINDS)[1]["0"]
-    assert "no place to put the new one" in fuse(block("timm")[0], KINDS)[1][""]
-    assert fuse(nn.Sequential(nn.Linear(16, 16)), KINDS) == ([], {})
-
-
 def test_a_block_without_biases_is_fused() -> None:
     model = block("timm", qkv_bias=False, proj_bias=False)
     convert(model, lambda *_: True)
@@ -353,21 +266,18 @@ def test_rows_that_do_not_divide_by_16_are_refused_in_a_sentence() -> None:
         fused("timm")(torch.ones(2, 15, WIDTH))
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
-def test_compiled_it_has_the_same_bits_and_compiles_twice(whole: bool) -> None:
+def test_compiled_it_has_the_same_bits_and_compiles_twice() -> None:
+    """Through AOTAutograd, which plans anew what is kept for backward."""
+
     def train(compiled: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        model = nn.Sequential(*(TimmBlock(WIDTH, HEADS, qkv_bias=True) for _ in range(2 if whole else 9)))
+        # more blocks than the recompile limit of 8
+        model = nn.Sequential(*(TimmBlock(WIDTH, HEADS, qkv_bias=True) for _ in range(9)))
         convert(model, lambda *_: True)
         assert not fuse(model, KINDS)[1]
         synchronise = Synchroniser(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        called = (
-            (lambda x: model(x))
-            if not compiled or not whole
-            else torch.compile(lambda x: model(x), backend="aot_eager", dynamic=False, fullgraph=True)
-        )
-        if compiled and not whole:
+        if compiled:
             for module in model:
                 module.compile(backend="aot_eager", dynamic=False, fullgraph=True)
         x, target = data()
@@ -375,7 +285,7 @@ def test_compiled_it_has_the_same_bits_and_compiles_twice(whole: bool) -> None:
         losses = []
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16):
-                loss = (called(x).float() - target).square().mean()
+                loss = (model(x).float() - target).square().mean()
             loss.backward()
             synchronise()
             optimizer.step()
@@ -391,8 +301,3 @@ def test_compiled_it_has_the_same_bits_and_compiles_twice(whole: bool) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert not torch._dynamo.utils.counters["graph_break"]
     torch._dynamo.reset()
-
-
-def test_the_new_block_is_a_module_of_its_own_with_the_blocks_heads() -> None:
-    assert isinstance(fused("lm")[0], FusedBlock)
-    assert (fused("lm")[0].heads, fused("lm")[0].causal, fused("timm")[0].causal) == (HEADS, True, False)
