@@ -21,10 +21,12 @@ Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 BM, BN = 64, 128
 """a tile: 128 to 256 bytes of a row lie together where it is read, 64 of a column where it is written"""
 WARPS = 8
-BLOCK = 8192
-"""elements of a program of GELU's forward kernel, and of the norm's, which takes whole rows"""
-NORM_ROWS = 32
-"""rows of a program of the norm's backward kernel, one after the other"""
+GELU_BLOCK = 8192
+"""elements of a program of GELU's forward kernel"""
+NORM_BLOCK, NORM_WARPS = 4096, 4
+"""elements of a program of the norm's forward kernel, in whole rows"""
+NORM_ROWS, NORM_STAGES = 32, 3
+"""rows of a program of the norm's backward kernel, one after the other, and how many are on their way at once"""
 GELU_BACKWARD_REGISTERS = 128
 """a thread's, so that a multiprocessor holds two programs: left alone Triton takes 186, and one fits"""
 
@@ -77,11 +79,11 @@ def norm(
     inverse = torch.empty_like(scale)
     total = x.new_empty(0) if added is None else torch.empty_like(x)
     padded = triton.next_power_of_2(width)
-    at_once = max(1, BLOCK // padded)
+    at_once = max(1, NORM_BLOCK // padded)
     kernels.fp8_layer_norm_kernel[(triton.cdiv(rows, at_once),)](
         x, x if added is None else added.contiguous(), total, weight, bias, scale, plain, inverse, _bits(amax),
         mean, rstd, rows, width, epsilon,
-        LARGEST=torch.finfo(dtype).max, ADD=added is not None, R=at_once, W=padded, num_warps=WARPS,
+        LARGEST=torch.finfo(dtype).max, ADD=added is not None, R=at_once, W=padded, num_warps=NORM_WARPS,
     )  # fmt: skip
     return total, plain, inverse, mean, rstd
 
@@ -103,7 +105,7 @@ def norm_backward(
     padded = triton.next_power_of_2(width)
     kernels.layer_norm_backward_kernel[(programs,)](
         x, mean, rstd, weight, grad, residual, grad_x, sums, rows, width,
-        ROWS=NORM_ROWS, W=padded, num_warps=norm_warps(padded),
+        ROWS=NORM_ROWS, W=padded, STAGES=NORM_STAGES, num_warps=norm_warps(padded),
     )  # fmt: skip
     return grad_x, sums.sum(0)
 
@@ -113,9 +115,9 @@ def gelu(h: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, dtype: torch.
     h = h.contiguous()
     plain = torch.empty_like(h, dtype=dtype)
     inverse = torch.empty_like(scale)
-    kernels.fp8_gelu_kernel[(triton.cdiv(h.numel(), BLOCK),)](
+    kernels.fp8_gelu_kernel[(triton.cdiv(h.numel(), GELU_BLOCK),)](
         h, scale, plain, inverse, _bits(amax), h.numel(),
-        LARGEST=torch.finfo(dtype).max, BLOCK=BLOCK, num_warps=WARPS,
+        LARGEST=torch.finfo(dtype).max, BLOCK=GELU_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return plain, inverse
 
