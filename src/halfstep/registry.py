@@ -22,6 +22,7 @@ PRECISIONS: dict[str, str] = {
     "bf16": "halfstep.recipes.precision.bf16:Bf16",
     "fp16": "halfstep.recipes.precision.fp16:Fp16GradScaler",
     "native_delayed": "halfstep.recipes.precision.native_delayed:NativeDelayed",
+    "native_delayed_linears": "halfstep.recipes.precision.native_delayed:NativeDelayedLinears",
     "native_delayed_no_init": "halfstep.recipes.precision.native_delayed:NativeDelayedNoInit",
     "torchao_tensorwise": "halfstep.recipes.precision.torchao:TorchaoTensorwise",
     "torchao_rowwise": "halfstep.recipes.precision.torchao:TorchaoRowwise",

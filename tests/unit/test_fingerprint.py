@@ -17,6 +17,7 @@ from halfstep.registry import COMPILES, GEMMS, NORMS, OPERATOR, OPERATORS, OPTIM
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
 
+NATIVE = {"native_delayed", "native_delayed_linears", "native_delayed_no_init"}
 FUNCTION = '''
 """A module."""
 
@@ -113,8 +114,9 @@ def test_a_run_hangs_on_its_own_recipes_and_not_on_other_ones() -> None:
 @pytest.mark.parametrize(
     ("module", "precisions"),
     [
-        ("halfstep.fp8.linear", {"native_delayed", "native_delayed_no_init"}),
-        ("halfstep.recipes.precision.native_delayed", {"native_delayed", "native_delayed_no_init"}),
+        ("halfstep.fp8.linear", NATIVE),
+        ("halfstep.fp8.kernels", NATIVE),
+        ("halfstep.recipes.precision.native_delayed", NATIVE),
         (
             "halfstep.recipes.precision.te_linears",
             {"te_linears_delayed", "te_linears_current", "te_linears_block", "te_layers_delayed"},

@@ -40,13 +40,15 @@ class NativeDelayed(Fp8Linears):
     """With a right first step: until the first synchronisation each tensor's scale comes from the tensor itself."""
 
     amax_init: ClassVar[bool] = True
+    fuse_blocks: ClassVar[bool] = True
 
     def convert(self, model: nn.Module, names: frozenset[str]) -> None:
         convert(model, lambda name, _: name in names, amax_init=self.amax_init)
 
     def prepare(self, model: nn.Module) -> dict[str, Any]:
         applied = super().prepare(model)
-        applied["blocks_fused"], applied["blocks_not_fused"] = fuse(model, [TIMM_BLOCK, LM_BLOCK])
+        if self.fuse_blocks:
+            applied["blocks_fused"], applied["blocks_not_fused"] = fuse(model, [TIMM_BLOCK, LM_BLOCK])
         self.synchronise = Synchroniser(model)
         return applied
 
@@ -55,7 +57,13 @@ class NativeDelayed(Fp8Linears):
         super().update(optimizer)
 
 
-class NativeDelayedNoInit(NativeDelayed):
-    """As the article ran it (`enable_amax_init=False`): the first step casts with the scale 1."""
+class NativeDelayedLinears(NativeDelayed):
+    """Linear layers one by one: what is left when nothing around them is fused."""
+
+    fuse_blocks: ClassVar[bool] = False
+
+
+class NativeDelayedNoInit(NativeDelayedLinears):
+    """As the article ran it (`enable_amax_init=False`): linear layers, and the first step casts with the scale 1."""
 
     amax_init: ClassVar[bool] = False
