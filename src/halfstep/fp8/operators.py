@@ -199,7 +199,10 @@ def _on_cuda(name: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         from halfstep.fp8 import launch  # imports Triton, which not every machine has
 
-        return getattr(launch, name)(*arguments)
+        first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
+        # unlike torch's own operators, Triton launches on the current device, wherever the tensors are
+        with torch.cuda.device(first.device):
+            return getattr(launch, name)(*arguments)
 
     return call
 

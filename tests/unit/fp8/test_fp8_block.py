@@ -13,8 +13,10 @@ from blocks import BATCH, HEADS, KINDS, LAYERS, TOKENS, WIDTH, block, data, fuse
 from interpreter import rounded_by_torch
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from halfstep.fp8.fuse import fuse
@@ -248,6 +250,41 @@ def test_each_activation_is_made_once_and_nothing_else_touches_them() -> None:
     assert backward.seen == {
         "cast": 3, "gelu_backward": 1, "norm_backward": 2, "transpose": 2, "_scaled_mm": 8,
         "_scaled_dot_product_flash_attention_for_cpu_backward": 1,
+    }  # fmt: skip
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that an operator's tensors hold, its arguments' and its results', by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and "prim" not in func._schema.name:
+            tensors = [t for t in tree_leaves((args, out)) if isinstance(t, torch.Tensor)]
+            self.bytes[func._schema.name.partition("::")[2]] += sum(t.numel() * t.element_size() for t in tensors)
+        return out
+
+
+def test_the_bytes_of_a_block_of_vit_huge_are_those_of_the_documentation() -> None:
+    """docs/fp8.md, "A block": per activation of width 1280."""
+    rows, width = 128 * 256, 1280
+    with FakeTensorMode():
+        model = nn.Sequential(TimmBlock(width, 16, qkv_bias=True, norm_layer=nn.LayerNorm))
+        convert(model, lambda *_: True)
+        fuse(model, KINDS)
+        Synchroniser(model)()
+        x, grad = torch.randn(128, 256, width, requires_grad=True), torch.randn(128, 256, width)
+        with Traffic() as traffic:
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(x)
+            out.backward(grad)
+    found = {name: round(count / rows / width, 1) for name, count in traffic.bytes.items()}
+    assert {name: count for name, count in found.items() if count and not name.startswith("_scaled")} == {
+        "norm": 5 + 11, "cast": 4 + 2.8 + 6 + 6 + 12, "gelu": 12, "add": 10,
+        "gelu_backward": 28, "norm_backward": 14 + 14, "transpose": 4,
     }  # fmt: skip
 
 
