@@ -297,6 +297,29 @@ def test_a_second_call_gives_the_same_bits(place: Any) -> None:
     assert all(map(torch.equal, run(), run()))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_the_compiler_is_told_of_the_operators_is_true(device: str) -> None:
+    """Shapes, types and strides of the results."""
+    from halfstep.fp8 import operators
+
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU")
+    x, other = random((48, 80)).to(device), random((48, 80), torch.bfloat16, 1).to(device)
+    row, scale, amax = torch.ones(80, device=device), torch.ones(1, device=device), torch.zeros(1, device=device)
+    mean, rstd = torch.zeros(48, device=device), torch.ones(48, device=device)
+    for operator, arguments in (
+        (operators.cast, ([x], scale, amax, E4M3, False)),
+        (operators.cast, ([other.t(), other.t()], scale, amax, E5M2, True)),
+        (operators.transpose, (x.to(E4M3),)),
+        (operators.norm, (x, None, row, row, 1e-6, scale, amax, E4M3)),
+        (operators.norm, (other, other, row, row, 1e-6, scale, amax, E4M3)),
+        (operators.norm_backward, (x, mean, rstd, row, other, x)),
+        (operators.gelu, (other, scale, amax, E4M3)),
+        (operators.gelu_backward, (other, other, scale, amax, E5M2, scale, E4M3)),
+    ):
+        torch.library.opcheck(operator, arguments, test_utils="test_faketensor")
+
+
 def test_a_kernel_without_a_gpu_or_the_interpreter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     from halfstep.fp8 import launch
