@@ -43,8 +43,8 @@ def _normal(h):
     """The normal distribution's cumulative probability and its density.
 
     Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.2.17: the tail is the density times a polynomial,
-    with an error below 7.5e-8. That takes a third of the instructions of the exact erf, and a derivative needs the
-    density anyway. 1 / d is rsqrt(d)^2, which is one instruction and a product.
+    with an error below 7.5e-8. That takes fewer than half of the instructions of the exact erf, and a derivative
+    needs the density anyway. 1 / d is rsqrt(d)^2, which is one instruction and a product.
     """
     density = tl.exp2(h * h * -0.7213475204444817 - 1.3257480647361595)  # exp(-h^2 / 2) / sqrt(2 pi)
     t = tl.rsqrt(1.0 + 0.2316419 * tl.abs(h))
