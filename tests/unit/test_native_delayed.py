@@ -137,3 +137,14 @@ def test_a_gpu_without_fp8_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     with pytest.raises(Unsupported, match=r"compute capability 8\.9"):
         NativeDelayed(torch.device("cuda", 0), torch.float32)
+
+
+def test_a_gpu_without_triton_or_its_compiler_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(Unsupported, match="needs a C compiler such as gcc for Triton, and none is on the PATH"):
+        NativeDelayed(torch.device("cuda", 0), torch.float32)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match="needs Triton, which comes with torch for Linux and CUDA"):
+        NativeDelayed(torch.device("cuda", 0), torch.float32)

@@ -11,6 +11,7 @@ from halfstep.fp8.fuse import BlockKind, fuse
 from halfstep.fp8.linear import convert
 from halfstep.fp8.synchronise import Synchroniser
 from halfstep.recipes.precision.fp8_linears import Fp8Linears
+from halfstep.recipes.requirements import require_triton
 
 TIMM_BLOCK = BlockKind(
     types={
@@ -41,6 +42,10 @@ class NativeDelayed(Fp8Linears):
 
     amax_init: ClassVar[bool] = True
     fuse_blocks: ClassVar[bool] = True
+
+    def __init__(self, device: torch.device, weights: torch.dtype) -> None:
+        super().__init__(device, weights)
+        require_triton(device, "our FP8 on a GPU")
 
     def convert(self, model: nn.Module, names: frozenset[str]) -> None:
         convert(model, lambda name, _: name in names, amax_init=self.amax_init)
