@@ -112,3 +112,10 @@ def test_the_casts_are_the_hardwares(compiled: Any, name: str, format: str) -> N
 def test_nothing_is_computed_in_fp64(compiled: Any) -> None:
     """A Python float that reached a kernel as fp64 would halve its speed (Liger-Kernel's issue 1350)."""
     assert not any(re.search(r"\.f64\b", kernel.asm["ptx"]) for name in calls() for kernel in compiled(name))
+
+
+def test_noting_an_amax_waits_for_nothing(compiled: Any) -> None:
+    """An atomic that also orders memory, Triton's default, waits for all writes and empties the L1 cache."""
+    ptx = "".join(kernel.asm["ptx"] for name in calls() for kernel in compiled(name))
+    assert "atom.global.gpu.relaxed.max.s32" in ptx
+    assert "acq_rel" not in ptx
