@@ -1,10 +1,9 @@
 """Triton kernels that make FP8 operands in one pass over memory, and those of the norm's and GELU's backward.
 
-Every kernel reads its inputs once and writes its outputs once, in 16-byte pieces, with fp32 arithmetic between.
-A largest magnitude goes to its slot by an atomic maximum of its bits: the same for any order of the programs, with
-NaN above infinity as torch.maximum has it, and without a buffer or a second kernel. Sums over rows (biases, the
-norm's parameters) are written once per program and added up by torch, not by atomics: so they are the same in
-every run.
+Every kernel reads its inputs once and writes its outputs once, with fp32 arithmetic between. A largest magnitude
+goes to its slot by an atomic maximum of its bits: the same for any order of the programs, with NaN above infinity as
+torch.maximum has it, and without a buffer or a second kernel. Sums over rows (biases, the norm's parameters) are
+written once per program and added up by torch, not by atomics: so they are the same in every run.
 
 `launch.py` calls them.
 """
