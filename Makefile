@@ -1,6 +1,6 @@
 # make             set up .venv and run the study in config.yaml
 # make setup       set up .venv only (PYTHON=python3.12 picks the interpreter of a new one)
-# make test        the tests that need no GPU and no container
+# make test        the tests that need no GPU, no container and no browser
 # make lint        formatting, lint and types
 # make lock        write the locks again (LOCK=--upgrade takes newer versions)
 # make remeasure   measure some runs again: STATUS=disturbed, COMPARISON=vit-b128, or both
@@ -29,9 +29,9 @@ setup: .venv/.train
 	@:
 
 # A file's tests in one worker, for its fixtures cost more than its tests.
-test: .venv/.dev
+test: .venv/.dev .venv/.validator
 	@$(in_venv) $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
-	    -m "not gpu and not image and not slurm and not interpreter" $(ARGS)
+	    -m "not gpu and not image and not slurm and not browser and not interpreter" $(ARGS)
 	@$(in_venv) TRITON_INTERPRET=1 $(bin)/python -m pytest -m interpreter tests/unit/fp8
 
 lint: .venv/.dev
@@ -49,6 +49,7 @@ lock: .venv/.uv-$(UV_VERSION)
 	$(compile) pyproject.toml --extra train --extra dev -c requirements-train.lock -o requirements-dev.lock
 	$(compile) docker/requirements-build.in -c requirements-train.lock -o docker/requirements-build.lock
 	$(compile) --no-deps docker/requirements-te.in -c requirements-train.lock -o docker/requirements-te.lock
+	$(compile) tests/validator/requirements.in -o tests/validator/requirements.lock
 
 remeasure:
 	@$(if $(STATUS)$(COMPARISON),:,echo "Say which runs: make remeasure STATUS=disturbed, or COMPARISON=vit-b128, or both." >&2; exit 2)
@@ -78,4 +79,10 @@ help:
 .venv/.dev: requirements-dev.lock .venv/.train
 	@echo "Installing $<"
 	@$(install) --require-hashes -r $<
+	@touch $@
+
+# The public validator of RO-Crates, in an environment of its own.
+.venv/.validator: tests/validator/requirements.lock .venv/.uv-$(UV_VERSION)
+	@$(bin)/python -m venv --without-pip .venv/validator
+	@$(bin)/uv pip install --quiet --python .venv/validator/bin/python --require-hashes -r $<
 	@touch $@

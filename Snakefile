@@ -3,7 +3,9 @@ include: "rules/common.smk"
 include: "rules/image.smk"
 include: "rules/probe.smk"
 include: "rules/measure.smk"
+include: "rules/parity.smk"
 include: "rules/report.smk"
+include: "rules/archive.smk"
 
 
 # Not the report alone: beside an older one, what is gone or whose job died would else be "nothing to be done".
@@ -13,7 +15,9 @@ rule all:
     input:
         f"{OUT}/system/doctor.json",
         RECORDS,
+        PARITY_RECORDS,
         rules.collect_runs.output,
         rules.plot_figures.output,
-        f"{OUT}/report.md",
+        rules.write_report.output,
         [SIF] * IMAGE,
+        figures_to_show(),

@@ -14,12 +14,15 @@ from snakemake.utils import update_config
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
 
+from halfstep.archive.source import find_source
 from halfstep.config_file import read_config
 from halfstep.fingerprint import fingerprint, run_fingerprint
 from halfstep.measure.ancestor import this_process
 from halfstep.mistakes import StudyError
+from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
+from halfstep.strangers import strangers
 from halfstep.study import validate
 from halfstep.system.gpu import GpuError
 
@@ -40,7 +43,7 @@ try:
     # not `configfile:`, which would end a mistake in the file with a traceback
     loaded = read_config(Path("config.yaml"))
     update_config(loaded, config)
-    STUDY = validate(loaded)
+    STUDY = validate(loaded, "config.yaml with --config and --configfile" if config else "config.yaml")
     # decided once, by the process that people start: jobs on other nodes parse this file again and must agree
     if workflow.is_main_process:
         SCOPE = decide_scope(STUDY, image=IMAGE)
@@ -70,9 +73,14 @@ envvars:
 
 OUT = f"results/{SCOPE.name}"
 FOLDER = f"{OUT}/runs/{{comparison}}/{{variant}}/rep{{n}}"
+PARITY_FOLDER = f"{OUT}/parity/{{family}}/{{recipe}}/seed{{seed}}"
 RUNS = run_keys(STUDY, SCOPE)
-RANK = {key: len(RUNS) - place for place, key in enumerate(RUNS)}
+PARITY = parity_keys(STUDY, SCOPE)
+# timed runs first, which have to meet in one sitting; parity runs only need the same environment, in whichever
+RANK = {key: len(RUNS) + len(PARITY) - place for place, key in enumerate([*RUNS, *PARITY])}
 RECORDS = [f"{OUT}/runs/{c}/{v}/rep{n}/record.json" for c, v, n in RUNS]
+PARITY_RECORDS = [f"{OUT}/parity/{key.folder}/record.json" for key in PARITY]
+PARITY_BY_FOLDER = {key.folder: key for key in PARITY}
 
 
 # of a Slurm job; profiles/slurm may ask for others
@@ -88,8 +96,47 @@ def resolved(wildcards):
     return resolve(STUDY, SCOPE, key_of(wildcards))
 
 
+def parity_key(wildcards):
+    return PARITY_BY_FOLDER[f"{wildcards.family}/{wildcards.recipe}/seed{wildcards.seed}"]
+
+
+def trained(wildcards):
+    return resolve_parity(STUDY, SCOPE, parity_key(wildcards))
+
+
 def file_hash(path):
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
+
+
+def beside_code(folder):
+    """The files of a package that are no Python: templates, style, script."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).iterdir() if path.suffix not in (".py", ""))
+
+
+def source_state():
+    """What an archive's source hangs on: its commit and what is changed in it."""
+    try:
+        return find_source(ROOT).state()
+    except StudyError as error:
+        stop(str(error))
+
+
+def figures_to_show():
+    """For `snakemake --report`, which shows inputs of rules too: the figures that there are, with their captions.
+
+    Only then: which figures there will be is known when they are drawn, and one that is gone would be a missing input.
+    """
+    captions = Path(OUT, "figures/captions.json")
+    if not any(word.partition("=")[0] == "--report" for word in sys.argv) or not captions.exists():
+        return []
+    found = []
+    for comparison, figures in json.loads(captions.read_text(encoding="utf-8")).items():
+        for figure in figures.values():
+            stem = f"{OUT}/figures/{figure['file']}"
+            if Path(f"{stem}.svg").exists():
+                labels = {"figure": figure["title"]}
+                found.append(report(f"{stem}.svg", caption=f"{stem}.rst", category=comparison, labels=labels))
+    return found
 
 
 def measured_now(path):
@@ -109,6 +156,14 @@ def conclude():
             link.symlink_to(SCOPE.name)
         except OSError as error:  # something else of that name, a folder that may not be written to, another call
             print(f"results/latest does not point to {OUT}: {error.strerror}", file=sys.stderr)
+        asked = [resolve(STUDY, SCOPE, key) for key in RUNS] + [resolve_parity(STUDY, SCOPE, key) for key in PARITY]
+        if found := strangers(zip(map(Path, RECORDS + PARITY_RECORDS), asked)):
+            print(
+                f"Of another configuration or version of the code: {found} of the records in {OUT}/. Where Snakemake "
+                "does not see that, .snakemake/ did not come with them: `snakemake --cores 1 --forcerun collect_runs` "
+                "marks their runs as stale, `make remeasure STATUS=stale` then measures them.",
+                file=sys.stderr,
+            )
         if Path(OUT, "report.md").exists():
             print(f"report: {OUT}/report.md", file=sys.stderr)
 

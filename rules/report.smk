@@ -8,10 +8,18 @@ localrules:
 rule collect_runs:
     input:
         RECORDS,
+        PARITY_RECORDS,
     output:
         study=f"{OUT}/study.json",
         tables=multiext(
-            f"{OUT}/tables/", "runs.csv", "variants.csv", "speedups.csv", "ranking.csv", "kernels.csv", "claims.csv"
+            f"{OUT}/tables/",
+            "runs.csv",
+            "variants.csv",
+            "speedups.csv",
+            "ranking.csv",
+            "kernels.csv",
+            "claims.csv",
+            "parity.csv",
         ),
     log:
         f"{OUT}/logs/collect_runs.log",
@@ -44,12 +52,12 @@ rule write_report:
         rules.plot_figures.output,
         rules.probe_system.output,
     output:
-        f"{OUT}/report.md",
+        multiext(f"{OUT}/report", ".md", ".html"),
     log:
         f"{OUT}/logs/write_report.log",
     params:
-        code=fingerprint(["halfstep.report.markdown"]),
-        template=file_hash("src/halfstep/report/report.md.j2"),
+        code=fingerprint(["halfstep.report.write"]),
+        templates=[file_hash(path) for path in beside_code("src/halfstep/report")],
         folder=lambda w: OUT,
     shell:
         "PYTHONPATH=src python3 -m halfstep report {params.folder} --text-only > {log} 2>&1"

@@ -12,7 +12,9 @@ import typer
 from pydantic import ValidationError
 
 from halfstep.mistakes import StudyError, nearest
-from halfstep.runs import Run, Scope, resolve, run_keys
+from halfstep.parity.plan import ParityRun
+from halfstep.registry import PARITY
+from halfstep.runs import Run, Scope
 from halfstep.study import Study, validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -36,7 +38,9 @@ def fail(message: str) -> typer.Exit:
 @app.command()
 def run(
     resolved: Annotated[str, typer.Argument(metavar="RUN", help="the resolved run as JSON")],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="…/runs/<comparison>/<variant>/rep<n>")],
+    out: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="…/<comparison>/<variant>/rep<n>; of a parity run …/seed<n>")
+    ],
     code: Annotated[str, typer.Option(help="fingerprint of the measuring code; computed if left out")] = "",
 ) -> None:
     """Measure one run in a process of its own and write its folder, whatever happens."""
@@ -44,20 +48,28 @@ def run(
     from halfstep.measure import row, supervisor
 
     started = datetime.now(UTC)
+    kind, place = (ParityRun, "<family>/<recipe>/seed") if PARITY in resolved else (Run, "<comparison>/<variant>/rep")
     try:
-        the_run = Run.model_validate_json(resolved)
+        the_run = kind.model_validate_json(resolved)
     except ValidationError as error:
         raise fail(f"RUN is not a resolved run: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
-    if out.name != f"rep{the_run.replicate}" or len(out.parts) < 4:
-        raise fail(f"FOLDER should end in <comparison>/<variant>/rep{the_run.replicate}, and is {out}")
-    title = f"{out.parents[1].name}/{out.parents[0].name} rep{the_run.replicate}"
+    end = f"{place}{the_run.replicate}"
+    if out.name != Path(end).name or len(out.parts) < 4:
+        raise fail(f"FOLDER should end in {end}, and is {out}")
+    title = f"{out.parents[1].name}/{out.parents[0].name} {out.name}"
     code = code or run_fingerprint(the_run.modules.values())
-    cache = supervisor.prepare_cache(the_run, out)
+    cache = gpu = None
     try:
+        cache = supervisor.prepare_cache(the_run, out)
         outcome, gpu = supervisor.supervise(the_run, out, title)
     except supervisor.Orphaned:
         raise fail(f"{title}: Snakemake is gone; the measurement was ended") from None
-    row.write(out, the_run, code, outcome, gpu, cache, started)
+    except OSError as error:  # a compile cache that cannot be made, a full TMPDIR, no file descriptor left
+        outcome = supervisor.Outcome("failed", f"the run could not be measured: {_told(error)}")
+    if isinstance(the_run, ParityRun):
+        row.write_parity(out, the_run, code, outcome, gpu, started)
+    else:
+        row.write(out, the_run, code, outcome, gpu, cache, started)
     print(f"{title}: {outcome.status}{': ' * bool(outcome.reason)}{outcome.reason}", file=sys.stderr)
 
 
@@ -107,15 +119,11 @@ def image(
 @app.command()
 def collect(folder: ScopeFolder = LATEST, study: StudyJson = None) -> None:
     """Gather the runs' CSVs into tables/."""
-    from halfstep.fingerprint import run_fingerprint
+    from halfstep.current_code import current_code
     from halfstep.report.collect import collect as collect_runs
 
     scope, the_study = load_study(folder, study)
-    codes = None
-    if study is not None:
-        keys = run_keys(the_study, scope)
-        codes = {key: run_fingerprint(resolve(the_study, scope, key).modules.values()) for key in keys}
-    collect_runs(folder, the_study, codes, scope)
+    collect_runs(folder, the_study, None if study is None else current_code(the_study, scope), scope)
 
 
 @app.command()
@@ -133,16 +141,57 @@ def report(
     study: StudyJson = None,
     text_only: Annotated[bool, typer.Option("--text-only", help="take tables/ and figures/ as they are")] = False,
 ) -> None:
-    """Rebuild tables, figures and report.md from the runs' raw CSVs; needs neither torch nor a GPU."""
-    from halfstep.report.markdown import write_report
+    """Rebuild tables, figures and reports from the runs' raw CSVs; needs neither torch nor a GPU."""
+    from halfstep.current_code import current_code
+    from halfstep.report.write import rebuild, write_report
 
+    scope, the_study = load_study(folder, study)
     if text_only:
-        load_study(folder, None)  # it is there
+        write_report(folder)
     else:
-        collect(folder, study)
-        plot(folder)
-    write_report(folder)
+        rebuild(folder, the_study, scope, None if study is None else current_code(the_study, scope))
     print(f"report: {folder / 'report.md'}", file=sys.stderr)
+
+
+@app.command()
+def archive(
+    folder: ScopeFolder = LATEST,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="else archive/halfstep-<scope>.zip in RESULTS")
+    ] = None,
+    keep_names: Annotated[
+        bool, typer.Option("--keep-names", help="leave names of users and hosts and paths of homes where they are")
+    ] = False,
+) -> None:
+    """Put results, tables, figures, report and source into one file that can be cited and verified."""
+    from halfstep.archive.make import archive as make_archive
+
+    scope, _ = load_study(folder, None)
+    try:
+        make_archive(folder, out or folder / "archive" / f"halfstep-{scope.name}.zip", keep_names)
+    except StudyError as error:
+        raise fail(str(error)) from error
+
+
+@app.command()
+def verify(file: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="as `halfstep archive` makes it")]) -> None:
+    """Check an archive: every file, every record, and all tables, figures and reports made again from the raw results.
+
+    Exit code 0: all is right; 1: something differs, and is named; 2: it is no archive of ours, or might do harm.
+    """
+    from halfstep.archive.packing import Refused
+    from halfstep.archive.verify import verify as verify_archive
+    from halfstep.report.wording import one_line
+
+    try:
+        found = verify_archive(file)
+    except Refused as error:
+        raise fail(f"{file} {error}.") from error
+    for sentence in (*found.right, *found.wrong):
+        print(one_line(sentence))  # it may quote a stranger's file
+    few = {0: "all is right", 1: "one thing is wrong"}
+    print(f"{file}: {few.get(len(found.wrong), f'{len(found.wrong)} things are wrong')}")
+    raise typer.Exit(1 if found.wrong else 0)
 
 
 @app.command()
@@ -182,8 +231,12 @@ def runs(
     status: Annotated[str, typer.Option(help="only runs of this status, e.g. unsupported, stale")] = "",
     comparison: Annotated[str, typer.Option(help="only runs of this comparison")] = "",
 ) -> None:
-    """List the records of collected runs, one path a line, for `snakemake --forcerun`."""
+    """List the records of collected runs, one path a line, for `snakemake --forcerun`.
+
+    Parity runs are of no comparison: with --comparison they are left out.
+    """
     from halfstep.records import SUMMARY_COLUMNS, TABLE_STATUSES, RecordError, one_per_run, read_csv
+    from halfstep.report.parity import PARITY_COLUMNS
 
     if status and status not in TABLE_STATUSES:
         raise fail(f"the status {status!r} is unknown: {nearest(status, TABLE_STATUSES)}")
@@ -191,6 +244,7 @@ def runs(
         folder = folder.parent / folder.readlink()
     try:
         rows = read_csv(folder / "tables" / "runs.csv", SUMMARY_COLUMNS)
+        trained = read_csv(folder / "tables" / "parity.csv", PARITY_COLUMNS)
     except RecordError as error:
         raise fail(f"{folder}/tables: {error}; run the study first") from error
     names = list(dict.fromkeys(row["comparison"] for row in rows))
@@ -199,6 +253,19 @@ def runs(
     for row in one_per_run(rows):
         if status in ("", row["status"]) and comparison in ("", row["comparison"]):
             print(folder / "runs" / row["comparison"] / row["variant"] / f"rep{row['replicate']}" / "record.json")
+    for row in [] if comparison else trained:
+        if status in ("", row["status"]):
+            print(folder / "parity" / row["family"] / row["recipe"] / f"seed{row['seed']}" / "record.json")
+
+
+def _told(error: OSError) -> str:
+    """What the machine refuses, and where."""
+    where = error.filename
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        where = where or "the folder that this was called in is gone"
+    return ": ".join(str(part) for part in (where, error.strerror) if part) or str(error)
 
 
 def main() -> None:
@@ -209,6 +276,6 @@ def main() -> None:
     except RecordError as error:
         message = f"{error}; `halfstep report` without --text-only makes tables and figures again"
     except OSError as error:  # a full disk, a folder that may not be written to
-        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
+        message = _told(error)
     print(message, file=sys.stderr)
     sys.exit(2)

@@ -14,6 +14,7 @@ from typing import Any
 
 from halfstep.kernel_kinds import KINDS
 from halfstep.records import (
+    CURVE_COLUMNS,
     IDENTITY_COLUMNS,
     KERNELS_COLUMNS,
     PROVENANCE_COLUMNS,
@@ -23,7 +24,9 @@ from halfstep.records import (
     TABLE_STATUSES,
     write_text,
 )
+from halfstep.report.bands import VERDICTS as PARITY_VERDICTS
 from halfstep.report.claims import CLAIMS_COLUMNS
+from halfstep.report.parity import PARITY_COLUMNS
 from halfstep.report.proofs import PROOFS_COLUMNS
 from halfstep.report.tables import KERNELS_TABLE_COLUMNS, RANKING_COLUMNS, SPEEDUPS_COLUMNS, VARIANTS_COLUMNS
 from halfstep.report.verdicts import VERDICTS
@@ -120,11 +123,14 @@ def tables() -> dict[str, str]:
         "summary-provenance": columns(PROVENANCE_COLUMNS),
         "steps": columns(STEPS_COLUMNS),
         "kernels": columns(KERNELS_COLUMNS),
+        "curve": columns(CURVE_COLUMNS),
         "kinds": ", ".join(f"`{kind}`" for kind in KINDS) + "\n",
         "variants": columns(VARIANTS_COLUMNS),
         "speedups": columns(SPEEDUPS_COLUMNS),
         "ranking": columns(RANKING_COLUMNS),
         "kernels-table": columns(KERNELS_TABLE_COLUMNS),
+        "parity": columns(PARITY_COLUMNS),
+        "parity-verdicts": columns(PARITY_VERDICTS, "verdict"),
         "proofs": columns(PROOFS_COLUMNS),
         "verdicts": columns(VERDICTS, "verdict"),
         "claims": columns(CLAIMS_COLUMNS),

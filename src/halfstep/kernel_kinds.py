@@ -7,6 +7,7 @@ The measuring process does not import this, so a better table needs no new measu
 from __future__ import annotations
 
 import re
+from functools import cache
 
 OTHER = "other"
 # in the order in which tables list and figures stack them
@@ -41,6 +42,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in PATTERNS)
 
 
+@cache  # a study asks for the same few names again and again
 def kind_of(kernel: str) -> str:
     """One of KINDS; `other` when no pattern knows the name."""
     return next((kind for kind, pattern in _COMPILED if pattern.search(kernel)), OTHER)

@@ -25,7 +25,7 @@ STATUSES: dict[str, str] = {
     "timeout": "did not end within `timeout_s`",
     "failed": "ended with an error or was killed",
     "invalid": "ran or would run, but not as asked: nothing to convert to FP8, no sign of the precision, optimizer or "
-    "norm in a profiled step, recompiled inside the window, a loss that is not finite",
+    "norm in a profiled step, recompiled inside the window, a loss that is not finite, no update of the weights",
     "disturbed": "right, but timed while another process, a slowdown or a lowered power limit interfered, or drifting",
 }
 # only in tables: what collect says of a run whose folder holds nothing usable
@@ -119,6 +119,13 @@ KERNELS_COLUMNS: dict[str, str] = {
     "ms_per_step": "summed duration in one step (ms)",
 }
 RUN_FILES = ("summary.csv", "steps.csv", "kernels.csv", "record.json")
+CURVE_COLUMNS: dict[str, str] = {
+    "step": "number of the step, from 0",
+    "loss": "training loss",
+    "gradient_norm": "norm of all gradients together, as the optimizer took them",
+    "skipped": "how often the update was skipped, since gradients overflowed, and the step repeated on its batch",
+    "data": "checksum of the step's batch: equal where the data are, bit by bit (hexadecimal)",
+}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -135,8 +142,10 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file it has no room for
         raise
 
 
@@ -179,6 +188,12 @@ def write_run(
     write_csv(folder / "summary.csv", SUMMARY_COLUMNS, summary)
     write_csv(folder / "steps.csv", STEPS_COLUMNS, steps)
     write_csv(folder / "kernels.csv", KERNELS_COLUMNS, kernels)
+    write_json(folder / "record.json", {"format": FORMAT, **record})
+
+
+def write_parity_run(folder: Path, record: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> None:
+    """Write a parity run's two files, the record last."""
+    write_csv(folder / "curve.csv", CURVE_COLUMNS, curve)
     write_json(folder / "record.json", {"format": FORMAT, **record})
 
 

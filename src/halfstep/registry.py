@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 TRAINING = "halfstep.measure.training:measure"
 OPERATOR = "halfstep.measure.operators:measure"
+PARITY = "halfstep.measure.parity:measure"
 
 WORKLOADS: dict[str, str] = {
     "vit_huge": "halfstep.workloads.vit:VIT_HUGE",
@@ -102,6 +103,26 @@ OPERATORS: dict[str, Operator] = {
     "optimizer_step": Operator("halfstep.workloads.optimizer_step:OPTIMIZER_STEP", {"optimizer": OPTIMIZERS}),
     "norm": Operator("halfstep.workloads.norm:NORM", {"norm": NORMS, "compile": ("none", "model")}),
 }
+
+
+class Learnable(NamedTuple):
+    """What the parity runs of a training workload learn from, by scale at which batch and learning rate."""
+
+    reference: str
+    batch: Mapping[str, int]
+    learning_rate: Mapping[str, float]
+
+
+LEARNABLE: dict[str, Learnable] = {
+    "vit_huge": Learnable("halfstep.parity.glyphs:VIT_HUGE", {"full": 16, "smoke": 16}, {"full": 5e-5, "smoke": 1e-3}),
+    "lm": Learnable("halfstep.parity.text:LM", {"full": 4, "smoke": 4}, {"full": 2e-4, "smoke": 1e-3}),
+}
+"""A workload that is not here has no parity runs."""
+
+REFERENCE_OPTIMIZERS = {"adam": "adam_fused", "adamw": "adamw_fused"}
+"""algorithm, as it stands in an optimizer's name: the one that parity compares with; any other is its own reference"""
+REFERENCE_NORMS = ("layernorm", "rmsnorm")
+"""the same of norms"""
 
 NEEDS_GPU = frozenset(
     name

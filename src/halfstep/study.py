@@ -209,6 +209,10 @@ class Study(Frozen):
         0, description="seed of weights and data; replicate n uses seed + n"
     )
     timeout_s: PositiveInt = Field(900, description="a run that takes longer is ended and recorded as `timeout`")
+    parity: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="whether each recipe's loss is compared with fp32's, in runs of their own; `auto`: at full scale",
+    )
     window: Window = Field(Window(), description="how long a run is timed")
     defaults: dict[str, Any] = Field(
         {},

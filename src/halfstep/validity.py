@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from math import isclose
 from statistics import median
 from typing import Any
 
@@ -49,9 +51,12 @@ UNKNOWN = "unknown"
 
 # A step may hold products in a wider type, as autocast's or a skipped layer's; of what is called fp32 all has to be.
 LEAST_SHARE = {"fp32": 1.0, "tf32": 0.5, "bf16": 0.5, "fp16": 0.5}
+BATCHES = 4  # that take turns where data are resident (measure/training.py)
+SAME_LOSS = 1e-5  # sums in another order; in every run of results/reference some loss moves by a fifth in a round
 MOST_DRIFT = 0.05  # as far as a replicate may lie from its siblings without being a finding of the report
 
 
+@cache
 def operands_of(kernel: str) -> str | None:
     """The type of a matrix product's operands by its kernel's name: fp8, bf16, fp16, tf32, fp32 or `unknown`.
 
@@ -108,6 +113,8 @@ def verdict(
     """
     if run["device"] != "cpu" and (lacks := _lacks(run, applied.get("gemm"), kernels)):
         return "invalid", lacks
+    if run.get("data") == "resident" and stands_still(steps):
+        return "invalid", "no update reached the weights: each batch had the same loss whenever it came round again"
     moved = drift(steps) if run["scale"] == "full" else None
     if moved is not None and abs(moved) > MOST_DRIFT:
         way = "slower" if moved > 0 else "faster"
@@ -117,7 +124,7 @@ def verdict(
 
 def _lacks(run: Mapping[str, Any], asked: str | None, kernels: Sequence[Kernel]) -> str:
     """Which recipe the profiled step has no sign of, and what it shows instead; empty if there is none."""
-    profiled = run["window"] is not None  # of an operator one case is
+    profiled = run["window"] is not None  # of an operator one case is, and nothing of a parity run
     if not kernels:
         return "a profiled step showed no kernel at all, so nothing proves what ran" if profiled else ""
     profile = read_profile(run, kernels)
@@ -139,6 +146,16 @@ def _lacks(run: Mapping[str, Any], asked: str | None, kernels: Sequence[Kernel])
             instead = f"instead: {kinds[0][:120]}" if kinds else f"and none of the kind {key!r}"
             return f"{key} is {run[key]!r}, and none of its kernels ran in a profiled step, {instead}"
     return ""
+
+
+def stands_still(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every loss of the window is that of the same resident batch before: the weights are what they were.
+
+    False for fewer than two rounds of the batches.
+    """
+    losses = [float(row["loss"]) for row in steps if row["phase"] == "window" and row["loss"] not in ("", None)]
+    pairs = list(zip(losses, losses[BATCHES:], strict=False))
+    return len(pairs) >= BATCHES and all(isclose(one, other, rel_tol=SAME_LOSS) for one, other in pairs)
 
 
 def drift(steps: Sequence[Mapping[str, Any]]) -> float | None:

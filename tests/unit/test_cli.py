@@ -17,6 +17,7 @@ from halfstep.cli import app
 from halfstep.measure import row, supervisor
 from halfstep.measure.supervisor import Orphaned, Outcome
 from halfstep.records import STATUSES, SUMMARY_COLUMNS, read_record, write_csv, write_json
+from halfstep.report.parity import PARITY_COLUMNS
 from halfstep.runs import Run, Scope, resolve
 from halfstep.study import validate
 
@@ -119,6 +120,9 @@ def collected(tmp_path: Path) -> Path:
     rows = [("c", "a", 1, "ok"), ("c", "a", 2, "unsupported"), ("c", "b", 1, "unsupported"), ("d", "a", 1, "stale")]
     names = ("comparison", "variant", "replicate", "status")
     write_csv(folder / "tables" / "runs.csv", SUMMARY_COLUMNS, [dict(zip(names, row, strict=True)) for row in rows])
+    trained = [("lm+adam", "reference", 2, "ok"), ("lm+adam", "fp16", 1, "unsupported")]
+    names = ("family", "recipe", "seed", "status")
+    write_csv(folder / "tables" / "parity.csv", PARITY_COLUMNS, [dict(zip(names, row, strict=True)) for row in trained])
     (tmp_path / "results" / "latest").symlink_to("cpu-smoke")
     return folder
 
@@ -130,8 +134,9 @@ def listed(*arguments: str | Path) -> list[str]:
 
 
 def test_runs_are_listed_by_status_and_comparison(collected: Path) -> None:
-    assert listed(collected) == ["c/a/rep1", "c/a/rep2", "c/b/rep1", "d/a/rep1"]
-    assert listed(collected, "--status", "unsupported") == ["c/a/rep2", "c/b/rep1"]
+    timed = ["c/a/rep1", "c/a/rep2", "c/b/rep1", "d/a/rep1"]
+    assert listed(collected) == [*timed, "lm+adam/reference/seed2", "lm+adam/fp16/seed1"]
+    assert listed(collected, "--status", "unsupported") == ["c/a/rep2", "c/b/rep1", "lm+adam/fp16/seed1"]
     assert listed(collected, "--comparison", "d") == ["d/a/rep1"]
     assert listed(collected, "--status", "ok", "--comparison", "d") == []
 
@@ -139,7 +144,8 @@ def test_runs_are_listed_by_status_and_comparison(collected: Path) -> None:
 def test_runs_are_listed_by_the_scopes_own_folder(collected: Path) -> None:
     """Snakemake knows its outputs by that name and not by `latest`."""
     result = halfstep("runs", collected.parent / "latest", "--status", "ok")
-    assert result.stdout == f"{collected}/runs/c/a/rep1/record.json\n"
+    paths = ("runs/c/a/rep1", "parity/lm+adam/reference/seed2")
+    assert result.stdout == "".join(f"{collected}/{path}/record.json\n" for path in paths)
 
 
 def test_a_status_or_comparison_that_is_none_is_refused_with_the_nearest(collected: Path) -> None:
@@ -153,7 +159,7 @@ def test_what_drives_a_study_and_writes_its_report_imports_no_torch() -> None:
     modules = [
         "halfstep.config_file", "halfstep.cli", "halfstep.scope", "halfstep.fingerprint", "halfstep.docs_tables",
         "halfstep.measure.supervisor", "halfstep.measure.row", "halfstep.system.doctor", "halfstep.report.collect",
-        "halfstep.report.figures", "halfstep.report.markdown",
+        "halfstep.report.write", "halfstep.archive.make", "halfstep.archive.verify",
     ]  # fmt: skip
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -195,4 +201,4 @@ def test_what_the_machine_refuses_is_a_sentence(tmp_path: Path, command: list[st
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (2, "")
     assert len(found.stderr.splitlines()) == 1
-    assert ("File too large" if command == ["collect"] else "runs.csv cannot be read") in found.stderr
+    assert ("tables/runs.csv: File too large" if command == ["collect"] else "runs.csv cannot be read") in found.stderr

@@ -174,7 +174,7 @@ def test_no_run_hangs_on_what_does_not_measure() -> None:
 
 
 def test_the_report_hangs_on_no_recipe() -> None:
-    found = closure(["halfstep.report.markdown", "halfstep.report.figures", "halfstep.report.collect"])
+    found = closure(["halfstep.report.write", "halfstep.archive.make", "halfstep.archive.verify"])
     assert not [module for module in found if module.startswith(("halfstep.recipes.", "halfstep.workloads."))]
     assert not [module for module in found if module.startswith("halfstep.measure")]
 

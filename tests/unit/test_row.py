@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from halfstep.config_file import read_config
 from halfstep.measure import row, supervisor
 from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL, Log, Outcome, cache_folder, prepare_cache
+from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.records import KERNELS_COLUMNS, STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, read_record
 from halfstep.runs import Run, Scope, resolve
 from halfstep.study import validate
@@ -19,6 +21,7 @@ from halfstep.system.environment import fingerprint
 from halfstep.system.gpu import Gpu, GpuError
 from halfstep.system.telemetry import Telemetry
 
+CONFIG = Path(__file__).parents[2] / "config.yaml"
 H200 = Gpu(0, "GPU-1", "NVIDIA H200", "h200", 140.4, (9, 0), "580.159.04", "13.0", 700.0, 700.0)
 ENVIRONMENT = {"torch": "2.11.0", "gpu": "NVIDIA H200"}
 TELEMETRY = Telemetry(2.0, 10, 1200.0, 600.0, 700.0, 700.0, 1900.0, 60, 0.1, 0.0, None, ("sw_power_cap",))
@@ -258,13 +261,17 @@ class FakeProcess:
 
 @pytest.fixture
 def ended(tmp_path: Path) -> Callable[..., Outcome]:
-    """ended(code, result, telemetry, **settings): what the supervisor makes of a child that ended so."""
+    """ended(code, result, telemetry, run, **settings): what the supervisor makes of a child that ended so."""
 
     def conclude(
-        code: int, result: dict[str, Any] | None = None, telemetry: Telemetry | None = None, **settings: str
+        code: int,
+        result: dict[str, Any] | None = None,
+        telemetry: Telemetry | None = None,
+        run: Run | None = None,
+        **settings: str,
     ) -> Outcome:
         child = supervisor.Child.__new__(supervisor.Child)
-        child.run = run_of(**settings)
+        child.run = run or run_of(**settings)
         child.outcome, child.log, child.phase = Outcome("failed", "", telemetry=telemetry), Log(), "window"
         child.result_file = tmp_path / "result.json"
         if result is not None:
@@ -310,6 +317,16 @@ def test_a_run_that_was_to_be_compiled_and_was_not_is_invalid(ended: Callable[..
     assert (outcome.status, outcome.reason) == ("invalid", "compile is 'blocks', and torch.compile compiled nothing")
     compiled = {**eager, "summary": {**SUMMARY, "compile_s": 3.1}}
     assert ended(0, compiled, compile="blocks").status == "ok"
+
+
+def test_a_parity_run_needs_no_kernels_but_its_compilation(ended: Callable[..., Outcome]) -> None:
+    study, scope = validate(read_config(CONFIG)), Scope("h200", "full")
+    keys = [key for key in parity_keys(study, scope) if key.recipe.name == "native_delayed+blocks"]
+    (run,) = (resolve_parity(study, scope, key) for key in keys)
+    result = {"status": "ok", "reason": "", "curve": [], "applied": {"gemm": "fp8"}, "summary": {"compile_s": 3.1}}
+    assert ended(0, result, run=run).status == "ok"
+    outcome = ended(0, {**result, "summary": {}}, run=run)
+    assert (outcome.status, outcome.reason) == ("invalid", "compile is 'blocks', and torch.compile compiled nothing")
 
 
 # what a shell may have set, and what it would have done to the numbers

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from halfstep.config_file import read_config
+from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.registry import NORMS, OPTIMIZERS
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
 from halfstep.validity import MOST_DRIFT, NORM_KERNELS, OPTIMIZER_KERNELS, drift, operands_of, read_profile, verdict
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "h200"
+ROOT = Path(__file__).parents[2]
+REFERENCE, CONFIG = ROOT / "results" / "reference" / "h200", ROOT / "config.yaml"
 # seen on an H200
 NVJET = "nvjet_sm90_{}_128x256_64x4_4x2_h_bz_coopA_NTN"
 BF16, FP16, FP8 = NVJET.format("tst"), NVJET.format("hsh"), NVJET.format("qrtst")
@@ -49,9 +52,9 @@ def adam(mode: int = 0) -> dict[str, Any]:
 
 
 def steps(*times: float, skipped: int = 0) -> list[dict[str, Any]]:
-    window = [{"phase": "window", "step_ms": ms, "skipped": 0} for ms in times]
-    return [{"phase": "warmup", "step_ms": 900.0, "skipped": 0}, *window] + skipped * [
-        {"phase": "window", "step_ms": 1e6, "skipped": 1}
+    window = [{"phase": "window", "step_ms": ms, "loss": 7 - n / 100, "skipped": 0} for n, ms in enumerate(times)]
+    return [{"phase": "warmup", "step_ms": 900.0, "loss": 8.0, "skipped": 0}, *window] + skipped * [
+        {"phase": "window", "step_ms": 1e6, "loss": 6.5, "skipped": 1}
     ]
 
 
@@ -158,6 +161,15 @@ def test_on_a_cpu_nothing_is_profiled_and_nothing_is_asked_of_it() -> None:
     assert verdict(run, {"gemm": "fp32"}, [], steps(*[10.0] * 30)) is None
 
 
+def test_of_a_parity_run_neither_a_profile_nor_a_window_is_asked() -> None:
+    """Whatever it was to compute in."""
+    study, scope = validate(read_config(CONFIG)), Scope("h200", "full")
+    runs = [resolve_parity(study, scope, key).model_dump() for key in parity_keys(study, scope)]
+    assert {"te_layers_delayed", "apex_amp_o2"} < {run["precision"] for run in runs}
+    assert {"apex_adamw"} < {run["optimizer"] for run in runs} and "apex_layernorm" in {run["norm"] for run in runs}
+    assert [verdict(run, {"gemm": gemm}, [], []) for run in runs for gemm in ("fp8", "fp32")] == [None] * 2 * len(runs)
+
+
 @pytest.mark.parametrize("change", [1 + MOST_DRIFT + 0.01, 1 - MOST_DRIFT - 0.01])
 def test_a_run_that_drifts_is_disturbed_at_full_scale(change: float) -> None:
     times = [10.0] * 10 + [10.0 * (1 + change) / 2] * 10 + [10.0 * change] * 10
@@ -167,6 +179,25 @@ def test_a_run_that_drifts_is_disturbed_at_full_scale(change: float) -> None:
     assert judged[0] == "disturbed"
     assert f"6% {'slower' if change > 1 else 'faster'} than the first" in judged[1]
     assert verdict(run_of() | {"scale": "smoke"}, {"gemm": "fp32"}, kernels, steps(*times)) is None
+
+
+def rounds(*losses: float) -> list[dict[str, Any]]:
+    return [{"phase": "window", "step_ms": 10.0, "loss": loss, "skipped": 0} for loss in losses]
+
+
+def test_a_run_whose_losses_come_round_again_is_invalid() -> None:
+    """An optimizer that skips every step, whatever kernels it launches."""
+    four = [6.9, 7.1, 7.0, 6.8]
+    again = [loss * (1 + 1e-7) for loss in four]  # sums in another order
+    run, kernels = run_of(), [*rows(FP32=1.0), adam()]
+    judged = verdict(run, {"gemm": "fp32"}, kernels, rounds(*four, *again, *four[:2]))
+    assert judged is not None
+    assert judged[0] == "invalid" and judged[1].startswith("no update reached the weights")
+    assert verdict(run | {"device": "cpu"}, {"gemm": "fp32"}, [], rounds(*four, *four)) == judged
+    for learns in (rounds(*four, *again[:3]), rounds(*four, *four, 6.8), rounds(*four, 6.9, 7.1, 7.0, 6.7999)):
+        assert verdict(run, {"gemm": "fp32"}, kernels, learns) is None
+    # other batches each time, and so other losses: nothing can be said
+    assert verdict(run | {"data": "dataloader"}, {"gemm": "fp32"}, kernels, rounds(*four, *four)) is None
 
 
 def test_single_slow_steps_are_no_drift() -> None:

@@ -22,6 +22,7 @@ LABEL target=cuda
 """
 SIF = "results/image/cpu/halfstep.sif"
 DIGEST = "results/image/cpu/digest"
+KEPT = "results/image/cpu/kept/halfstep.sif"
 
 
 COMPARISON = CONFIG["comparisons"]["lm"]

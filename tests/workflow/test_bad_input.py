@@ -190,7 +190,8 @@ CASES: dict[str, Case] = {
     **{f"config: {name}": config_case(*case) for name, case in CONFIGS.items()},
     **{f"text: {name}": text_case(*case) for name, case in TEXTS.items()},
     **{
-        f"--config: {name}": call_case((*SNAKEMAKE, "--config", text), parts) for name, (text, parts) in OPTIONS.items()
+        f"--config: {name}": call_case((*SNAKEMAKE, "--config", text), ("with --config and --configfile: ", *parts))
+        for name, (text, parts) in OPTIONS.items()
     },
     **{f"--study: {name}": study_case(*CONFIGS[name]) for name in ("unknown key", "unknown precision", "no baseline")},
     **{f"halfstep: {name}": call_case((*HALFSTEP, *words), parts) for name, (words, parts) in COMMANDS.items()},

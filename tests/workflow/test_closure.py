@@ -11,7 +11,8 @@ import pytest
 from tree import clean_environment
 
 from halfstep.fingerprint import closure, run_modules
-from halfstep.runs import Scope, resolve
+from halfstep.parity.plan import parity_keys, resolve_parity
+from halfstep.runs import Run, Scope, resolve
 from halfstep.study import validate
 
 # the measuring process's own `main`, then what of this package it has imported
@@ -37,7 +38,20 @@ print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] =
 def test_what_a_run_imports(workload: str, settings: dict[str, str], tmp_path: Path) -> None:
     comparison = {"workload": workload, "baseline": "it", "variants": {"it": settings}}
     study = validate({"comparisons": {"one": comparison}})
-    run = resolve(study, Scope("cpu", "smoke"), ("one", "it", 1))
+    imports_what_its_fingerprint_covers(resolve(study, Scope("cpu", "smoke"), ("one", "it", 1)), tmp_path)
+
+
+@pytest.mark.parametrize("workload", ["lm", "vit_huge"])
+def test_what_a_parity_run_imports(workload: str, tmp_path: Path) -> None:
+    comparison = {"workload": workload, "baseline": "it", "variants": {"it": {"precision": "bf16"}}}
+    study, scope = validate({"parity": "always", "comparisons": {"one": comparison}}), Scope("cpu", "smoke")
+    key = parity_keys(study, scope)[-1]
+    run = resolve_parity(study, scope, key)
+    assert (key.recipe.name, run.precision) == ("bf16", "bf16")
+    imports_what_its_fingerprint_covers(run.model_copy(update={"steps": 20}), tmp_path)
+
+
+def imports_what_its_fingerprint_covers(run: Run, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_VEC_ISA_OK": "0"}
     done = subprocess.run(

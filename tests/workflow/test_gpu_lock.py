@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from halfstep.system.gpu_lock import FOLDER, GpuLock
 
 FOLDER_OF_RUN = "results/h200/runs/lm/bf16/rep1"
 RECORD = f"{FOLDER_OF_RUN}/record.json"
+PARITY = "vit_huge+adam_fused+layernorm/bf16+blocks"
 CHILD = "halfstep.measure.child"
 SUPERVISOR = ("-m", "halfstep", "run")
 
@@ -38,9 +40,9 @@ def study(tmp_path: Path, uuid: str) -> Callable[[str], Tree]:
     return make
 
 
-def waits(call: Call) -> None:
+def waits(call: Call, run: str = "lm/bf16 rep1") -> None:
     """Until it says that it does, and for whom."""
-    call.read_until("lm/bf16 rep1: waits for the GPU, which lm/bf16 rep1 (process ")
+    call.read_until(f"{run}: waits for the GPU, which lm/bf16 rep1 (process ")
 
 
 def test_they_take_turns(study: Callable[[str], Tree]) -> None:
@@ -54,6 +56,24 @@ def test_they_take_turns(study: Callable[[str], Tree]) -> None:
         code, output = waiter.end()
     assert code == 0, output
     assert "lm/bf16 rep1: ok" in output
+
+
+def test_a_parity_run_takes_its_turn(study: Callable[[str], Tree], uuid: str) -> None:
+    """And it is ok at full scale: of what was not to be timed neither a profile nor a steady window is asked."""
+    first, second = study("first"), study("second")
+    second.configure({**CONFIG, "device": "h200", "parity": "always"})
+    first.write("hang", "")
+    record = f"results/h200/parity/{PARITY}/seed1/record.json"
+    with first.started(RECORD, until="hanging") as holder, second.started(record, until="localrule") as waiter:
+        waits(waiter, f"{PARITY} seed1")
+        assert not (second.root / record).exists()
+        holder.one(CHILD).send_signal(signal.SIGUSR1)
+        assert holder.end()[0] == 0
+        code, output = waiter.end()
+    assert code == 0, output
+    found = json.loads(second.read(record))
+    assert (found["status"], found["reason"], found["gpu"]["uuid"]) == ("ok", "", uuid)
+    assert (found["run"]["precision"], found["run"]["compile"], found["run"]["scale"]) == ("bf16", "blocks", "full")
 
 
 @pytest.mark.parametrize("who", [CHILD, "supervisor", "snakemake"])

@@ -7,10 +7,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from tree import REPORTING, Tree, runs
+
+from halfstep.parity import glyphs
 
 pytestmark = pytest.mark.image
 FLAG = "--use-singularity"
@@ -91,6 +94,21 @@ def test_torch_is_the_images(measured: Tree) -> None:
     assert record["environment"]["torch"].partition("+")[0] == packages["python"]["torch"].partition("+")[0]
     assert record["environment"]["cuda"] == packages["cuda"]
     assert packages["tools"]["g++"].startswith("g++")
+
+
+def test_parity_runs_have_their_data_in_the_image(measured: Tree, tmp_path: Path) -> None:
+    """The sources of its own Python; and the fonts and the renderer of the lock, which draw what they draw here."""
+    record = f"{SCOPE}/parity/lm+adam_fused+layernorm/bf16/seed1/record.json"
+    assert measured.run(record, FLAG, "--config", "parity=always") == ["train_recipe lm+adam_fused+layernorm/bf16/1"]
+    found = json.loads(measured.read(record))
+    assert (found["status"], found["reason"]) == ("ok", "")
+    losses = [float(row["loss"]) for row in measured.rows(record.replace("record.json", "curve.csv"))]
+    assert losses[0] > 5 and fmean(losses[-30:]) < 3
+    ask = "from halfstep.parity import glyphs, text; print(glyphs.source(), text.source())"
+    sif = "results/image/cpu/halfstep.sif"
+    variables = f"PYTHONPATH=src,MPLCONFIGDIR={tmp_path}"
+    inside = measured.call("apptainer", "exec", "--cleanenv", "--env", variables, sif, "python3", "-c", ask)
+    assert inside.stdout.split() == [glyphs.source(), found["applied"]["data_source"]], inside.stderr
 
 
 def test_the_probe_ran_in_the_image(measured: Tree) -> None:

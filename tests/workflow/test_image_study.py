@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from small_image import DIGEST, SIF, path_without, with_small_image
+from small_image import DIGEST, KEPT, SIF, path_without, with_small_image
 from tree import REPORTING, Tree, runs
 
 from halfstep.system.gpu_lock import GpuLock
@@ -64,6 +64,13 @@ def test_each_record_names_the_image(in_image: Tree) -> None:
     assert f"```sh\nsnakemake --cores 1 {FLAG}\n```" in report
 
 
+def test_parity_runs_are_made_in_the_image(tree: Tree) -> None:
+    record = f"{SCOPE}/parity/lm+adam_fused+layernorm/bf16/seed1/record.json"
+    assert tree.run(record, FLAG, "--config", "parity=always") == ["train_recipe lm+adam_fused+layernorm/bf16/1"]
+    found = json.loads(tree.read(record))
+    assert (found["status"], found["image"]) == ("ok", tree.read(DIGEST).strip())
+
+
 def test_what_is_in_the_image_is_written_down(in_image: Tree) -> None:
     packages = json.loads(in_image.read("results/image/cpu/packages.json"))
     assert packages["digest"] == in_image.read(DIGEST).strip()
@@ -93,11 +100,22 @@ def test_nothing_is_left_beside_the_results(in_image: Tree, base_image: str, tmp
 
 
 def test_a_comment_measures_nothing_again(tree: Tree) -> None:
-    before, digest = records(tree), tree.read(DIGEST)
+    before, digest, kept = records(tree), tree.read(DIGEST), (tree.root / KEPT).stat().st_ino
     tree.edit("docker/Dockerfile", "ENV PATH", "# where Python is\nENV PATH")
     assert set(tree.run(FLAG)) == {"build_image"} | REPORTING
     assert (records(tree), tree.read(DIGEST)) == (before, digest)
+    assert {(tree.root / name).stat().st_ino for name in (SIF, KEPT)} == {kept}  # nor is a SIF made again
     assert tree.plan(FLAG) == set()
+
+
+def test_a_build_that_fails_costs_no_image(tree: Tree, base_image: str) -> None:
+    before, kept, config = records(tree), (tree.root / KEPT).stat().st_ino, tree.read("config.yaml")
+    tree.write("config.yaml", config.replace(base_image, "localhost/no-such-image"))
+    assert "Error in rule build_image" in tree.snakemake(FLAG).stderr
+    tree.write("config.yaml", config)
+    assert set(tree.run(FLAG)) == {"build_image"} | REPORTING
+    assert {(tree.root / name).stat().st_ino for name in (SIF, KEPT)} == {kept}
+    assert records(tree) == before
 
 
 def test_a_changed_image_measures_all_again(tree: Tree) -> None:
@@ -105,6 +123,8 @@ def test_a_changed_image_measures_all_again(tree: Tree) -> None:
     tree.write("docker/Dockerfile", tree.read("docker/Dockerfile").replace("ENV PATH", "ENV CHANGED=1 PATH"))
     assert set(tree.run(FLAG)) == EVERYTHING
     assert tree.read(DIGEST) != before
+    assert len(list((tree.root / KEPT).parents[1].rglob("*.sif"))) == 2  # the same one, under two names
+    assert (tree.root / SIF).samefile(tree.root / KEPT)
     assert {record["image"] for record in records(tree)} == {tree.read(DIGEST).strip()}
     assert tree.plan(FLAG) == set()
 

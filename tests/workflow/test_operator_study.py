@@ -13,6 +13,7 @@ from tree import REPORTING, Tree, runs
 Config = dict[str, Any]
 CONFIG: Config = {
     "scale": "full",
+    "parity": "never",
     "replicates": 2,
     "comparisons": {
         "gemm": {"workload": "gemm", "baseline": "a", "variants": {"a": {}, "b": {"gemm": "fp8_tensorwise"}}},

@@ -151,6 +151,8 @@ JUST: dict[str, tuple[Edit, set[str]]] = {
     "code of the figures": (code("report/style.py"), {"plot_figures", "write_report"}),
     "code of the text": (code("report/markdown.py"), {"write_report"}),
     "the text's template": (code("report/report.md.j2"), {"write_report"}),
+    "the page's template": (code("report/charts.html.j2"), {"write_report"}),
+    "the page's style": (code("report/report.css"), {"write_report"}),
     "code of the doctor": (code("system/probes.py"), {"probe_system", "write_report"}),
 }  # fmt: skip
 

@@ -56,8 +56,8 @@ REPORT = "results/cpu-smoke/report.md"
 
 def slurm_jobs(output: str) -> dict[str, str]:
     """Slurm's numbers of the jobs that Snakemake submitted, by group or rule."""
-    found = re.findall(r"submitted with SLURM jobid (\d+) \(log: .*/slurm_logs/(?:group|rule)_(\w+)/", output)
-    return {name.removesuffix("_measure_variant"): number for number, name in found}
+    found = re.findall(r"submitted with SLURM jobid (\d+) \(log: .*/slurm_logs/(?:group|rule)_([\w+]+)/", output)
+    return {re.sub("_(measure_variant|train_recipe)$", "", name): number for number, name in found}
 
 
 def asked(number: str) -> str:
@@ -76,6 +76,13 @@ def records(tree: Tree) -> dict[tuple[str, str, int], dict[str, Any]]:
         json.loads(path.read_text(encoding="utf-8")) for path in tree.root.glob("results/*/runs/*/*/*/record.json")
     ]
     return {(record["comparison"], record["variant"], record["replicate"]): record for record in found}
+
+
+def parity_records(tree: Tree) -> list[dict[str, Any]]:
+    return [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in tree.root.glob("results/*-smoke*/parity/*/*/*/record.json")
+    ]
 
 
 def statuses(tree: Tree) -> dict[str, str]:
@@ -160,6 +167,24 @@ def test_in_the_order_of_the_study_and_in_pairs(measured: tuple[Tree, subprocess
     assert (bf16["method"], bf16["pairs"]) == ("paired", "2")
 
 
+def test_a_family_of_parity_runs_is_one_job(tmp_path: Path) -> None:
+    """Asked for by themselves; their families are named as no comparison can be."""
+    study = {**CONFIG, "parity": "always", "comparisons": {"lm": CONFIG["comparisons"]["lm"]}}
+    tree = Tree.make(tmp_path / "tree", study, stand_in=True)
+    done = tree.snakemake("parity", *SLURM, *SMOKE)
+    assert done.returncode == 0, done.stderr
+    jobs = slurm_jobs(done.stderr)
+    assert set(jobs) == {"lm+adam_fused+layernorm"}
+    job = asked(jobs["lm+adam_fused+layernorm"])
+    assert "TimeLimit=00:30:00" in job and "NumCPUs=2" in job and "mem=4000M" in job and "gres:gpu" not in job
+    found = sorted(parity_records(tree), key=lambda record: (record["recipe"], record["seed"]))
+    made = [(record["recipe"], record["seed"], record["status"]) for record in found]
+    assert made == [("bf16", 1, "ok"), *(("reference", seed, "ok") for seed in range(1, 6))]
+    recipe, *references = (record["started"] for record in found)
+    assert recipe >= max(references)
+    assert tree.plan("parity", *SLURM, *SMOKE) == tree.plan("parity", *SMOKE) == set()
+
+
 def test_nothing_again(tree: Tree) -> None:
     """Neither by the profile, nor without it, nor for other resources."""
     before = tree.contents()
@@ -210,30 +235,30 @@ def test_ctrl_c(tree: Tree) -> None:
 
 def test_a_gpu_is_asked_for(tmp_path: Path) -> None:
     """From here, where there is none, as on a login node; where a job then finds no such GPU, nothing is measured."""
-    study = {**CONFIG, "replicates": 1, "comparisons": {"vit": CONFIG["comparisons"]["vit"]}}
+    study = {**CONFIG, "parity": "always", "replicates": 1, "comparisons": {"vit": CONFIG["comparisons"]["vit"]}}
     tree = Tree.make(tmp_path / "tree", study, stand_in=True)
     tree.edit("profiles/slurm/device.yaml", "scale: full", "scale: smoke")
     done = tree.snakemake(*SLURM)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "report: results/h200-smoke/report.md"
     jobs = slurm_jobs(done.stderr)
-    assert set(jobs) == {"vit", "probe_system"}
+    assert set(jobs) == {"vit", "probe_system", "vit_huge+adam_fused+layernorm"}
     assert all("gres:gpu:1" in asked(number) for number in jobs.values())
-    (record,) = records(tree).values()
     reason = "asked to measure on 'h200', and no NVIDIA GPU is visible here"
-    assert (record["status"], record["reason"]) == ("unsupported", reason)
+    found = [(record["status"], record["reason"]) for record in (*records(tree).values(), *parity_records(tree))]
+    assert found == [("unsupported", reason)] * 6
 
 
 @pytest.mark.image
 def test_in_the_image(base_image: str, tmp_path: Path) -> None:
     """It is built here, and the measurements on the nodes run in it, each part knowing what the others do."""
-    tree = with_small_image(tmp_path / "tree", base_image, scale="smoke")
+    tree = with_small_image(tmp_path / "tree", base_image, scale="smoke", parity="always")
     done = tree.snakemake(*SLURM, *SMOKE, "--use-singularity")
     assert done.returncode == 0, done.stderr
-    assert set(slurm_jobs(done.stderr)) == {"lm", "probe_system"}
+    assert set(slurm_jobs(done.stderr)) == {"lm", "probe_system", "lm+adam_fused+layernorm"}
     assert "localcheckpoint build_image:" in done.stderr.splitlines()
     digest = tree.read(DIGEST).strip()
-    found = records(tree).values()
-    assert [(record["status"], record["image"]) for record in found] == [("ok", digest)] * 4
+    found = [*records(tree).values(), *parity_records(tree)]
+    assert [(record["status"], record["image"]) for record in found] == [("ok", digest)] * 10
     assert tree.plan(*SLURM, *SMOKE, "--use-singularity") == set()
     assert tree.plan(*SMOKE, "--use-singularity") == set()

@@ -28,6 +28,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 CONFIG: dict[str, Any] = {
     "title": "A study",
     "scale": "full",
+    "parity": "never",  # tests/workflow/test_parity.py is about it
     "replicates": 2,
     "comparisons": {
         "lm": {
@@ -108,7 +109,8 @@ class Tree:
         """A fresh tree, which measures for real or by the stand-in."""
         root.mkdir(parents=True)
         names = ("Snakefile", "rules", "src", "profiles", "docker", ".dockerignore", "Makefile", "pyproject.toml")
-        for name in (*names, "requirements-train.lock"):
+        archived = ("README.md", "CITATION.cff", "LICENSE", "requirements.lock")
+        for name in (*names, "requirements-train.lock", *archived):
             source = PROJECT / name
             if source.is_dir():
                 shutil.copytree(source, root / name)

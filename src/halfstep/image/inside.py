@@ -25,6 +25,7 @@ def environment(results: Path, gpu: bool) -> dict[str, str]:
         "PYTHONNOUSERSITE": "1",
         "XDG_CACHE_HOME": str(cache / "xdg"),
         "CUDA_CACHE_PATH": str(cache / "cuda"),
+        "MPLCONFIGDIR": str(cache / "matplotlib"),
     }
     for name in ("HALFSTEP_SITTING", "HALFSTEP_SNAKEMAKE", "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:

@@ -45,7 +45,7 @@ def convert(source: str, size_gib: float | None, sif: Path, log: Path) -> None:
         run([command, "build", "--disable-cache", str(sif), source], log, {"APPTAINER_MKSQUASHFS_ARGS": PACKING})
     except CommandError as error:
         if error.no_space:
-            raise _full(UNPACKED * size_gib if size_gib else None, work, sif.parents[1]) from error
+            raise _full(UNPACKED * size_gib if size_gib else None, work, sif.parents[2]) from error
         if error.network:
             raise ImageError(
                 f"{source} could not be fetched, since the network did not answer: {error.network}. Fetch it where "

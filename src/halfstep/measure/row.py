@@ -11,7 +11,8 @@ from typing import Any
 
 from halfstep.kernel_kinds import kind_of
 from halfstep.measure.supervisor import Outcome, summaries
-from halfstep.records import write_run, write_text
+from halfstep.parity.plan import ParityRun
+from halfstep.records import write_parity_run, write_run, write_text
 from halfstep.runs import Run
 from halfstep.system.environment import fingerprint, image
 from halfstep.system.gpu import Gpu
@@ -37,14 +38,8 @@ def write(
     asked = run.model_dump(
         exclude={"protocol", "device", "scale", "replicate", "seed", "window", "timeout_s", "modules"}
     )
-    verdict = {"status": outcome.status, "reason": " ".join(outcome.reason.split())}
-    provenance = {
-        "sitting": os.environ.get("HALFSTEP_SITTING", ""),
-        "image": image(),
-        "run_hash": run.hash(),
-        "code_hash": code,
-    }
-    environment_hash = fingerprint(outcome.environment) if outcome.environment else ""
+    verdict, provenance = _verdict(outcome), _provenance(run, code)
+    record = {**identity, **_record(run, code, outcome, gpu, started)}
     summary = [
         {
             **identity,
@@ -55,17 +50,44 @@ def write(
             **provenance,
             "compile_cache": cache if outcome.environment else None,
             "gpu_uuid": gpu.uuid if gpu else None,
-            "environment": environment_hash,
+            "environment": record["environment_hash"],
         }
         for found in results(outcome, gpu)
     ]
-    record = {
-        **identity,
-        **verdict,
-        **provenance,
+    write_text(out / "log.txt", outcome.log)
+    kernels = [{"kind": kind_of(row["kernel"]), **row} for row in outcome.result.get("kernels", [])]
+    write_run(out, record, summary, outcome.result.get("steps", []), kernels)
+
+
+def write_parity(out: Path, run: ParityRun, code: str, outcome: Outcome, gpu: Gpu | None, started: datetime) -> None:
+    """Write a parity run's two files and its log.txt under `out`, which ends in <family>/<recipe>/seed<n>."""
+    identity = {"family": out.parents[1].name, "recipe": out.parents[0].name, "seed": run.replicate}
+    write_text(out / "log.txt", outcome.log)
+    record = {**identity, **_record(run, code, outcome, gpu, started)}
+    write_parity_run(out, record, outcome.result.get("curve", []))
+
+
+def _verdict(outcome: Outcome) -> dict[str, str]:
+    return {"status": outcome.status, "reason": " ".join(outcome.reason.split())}
+
+
+def _provenance(run: Run, code: str) -> dict[str, str]:
+    return {
+        "sitting": os.environ.get("HALFSTEP_SITTING", ""),
+        "image": image(),
+        "run_hash": run.hash(),
+        "code_hash": code,
+    }
+
+
+def _record(run: Run, code: str, outcome: Outcome, gpu: Gpu | None, started: datetime) -> dict[str, Any]:
+    """What record.json says beside which run it is of."""
+    return {
+        **_verdict(outcome),
+        **_provenance(run, code),
         "run": run.model_dump(),
         "environment": outcome.environment,
-        "environment_hash": environment_hash,
+        "environment_hash": fingerprint(outcome.environment) if outcome.environment else "",
         "gpu": vars(gpu) if gpu else None,
         "telemetry": vars(outcome.telemetry) if outcome.telemetry else None,
         # JSON has no infinity, which a recipe may well have applied
@@ -74,9 +96,6 @@ def write(
         "started": started.isoformat(timespec="seconds"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_text(out / "log.txt", outcome.log)
-    kernels = [{"kind": kind_of(row["kernel"]), **row} for row in outcome.result.get("kernels", [])]
-    write_run(out, record, summary, outcome.result.get("steps", []), kernels)
 
 
 def results(outcome: Outcome, gpu: Gpu | None) -> list[dict[str, Any]]:

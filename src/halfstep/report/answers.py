@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from halfstep.report import wording
+from halfstep.report import parity_section, wording
+from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
 from halfstep.report.results import ComparisonResult, Results, VariantResult
 from halfstep.report.statistics import Ranking
 from halfstep.report.wording import code, digits, percent
@@ -51,16 +52,54 @@ def replicates(results: Results) -> str:
     return f"{counts[0]} to {counts[-1]} replicates" if len(counts) > 1 else wording.count(counts[0], "replicate")
 
 
+def unasked(results: Results) -> str:
+    """Why there is no answer at all; empty where there is one."""
+    if results.scope.scale == "smoke":
+        return "A smoke run is not asked that; the sections below only show that the pipeline works."
+    return "" if results.comparisons else "No training step was measured."
+
+
+def reading(results: Results) -> str:
+    """How to read the answers, and whether loss parity stands behind them."""
+    text = (
+        "Brackets hold 95 % intervals of ratios of throughput. Each ratio rests on pairs of replicates of its own, so "
+        "two near variants can be told apart although their intervals against the baseline overlap. "
+        f"{parity_section.summary(results)}"
+    )
+    return " ".join(filter(None, [text, clocked(results)]))
+
+
 def what_to_use(comparison: ComparisonResult) -> str:
     """The answer of one comparison. A winner is named only where its interval against every other clears 1."""
+    return " ".join(filter(None, [_use(comparison), _parity(comparison), _left_out(comparison)]))
+
+
+def _parity(comparison: ComparisonResult) -> str:
+    """Whether what is named trains as fp32 does; empty where nothing of this comparison was checked."""
+    if comparison.ranking is None or not any(v.row["parity"] in (WITHIN, OUTSIDE) for v in comparison.variants):
+        return ""
+    row = comparison[comparison.ranking.best].row
+    if row["parity"] == NOT_CHECKED:
+        return f"Whether it trains as fp32 does is not checked: {row['parity_why']}."
+    return "It is the fp32 reference itself." if row["parity"] == REFERENCE else "It trains as fp32 does."
+
+
+def _left_out(comparison: ComparisonResult) -> str:
+    """That what trains out of bounds is no answer, however fast."""
+    names = [variant.name for variant in comparison.outside]
+    return f"Out of bounds in training, and so not considered: {code(names)}." if names else ""
+
+
+def _use(comparison: ComparisonResult) -> str:
     ranking = comparison.ranking
     if ranking is None:
-        return "no answer: no variant was measured."
+        return "no answer: no variant was measured" + " that is in bounds" * bool(comparison.measured) + "."
     best, baseline = comparison[ranking.best], comparison.baseline
     numbers = "; ".join(filter(None, [_ratios(comparison, ranking), _absolute(comparison, best)]))
     host_bound = _host_bound(comparison, ranking)
-    if len(comparison.measured) == 1:
-        return f"only `{best.name}` was measured ({_absolute(comparison, best)}): nothing to compare it with."
+    if len(comparison.usable) == 1:
+        alone = "was measured and is in bounds" if comparison.outside else "was measured"
+        return f"only `{best.name}` {alone} ({_absolute(comparison, best)}): nothing to compare it with."
     if ranking.winner:
         if best.name == baseline:
             return f"stay with the baseline, `{baseline}` ({numbers}): all others are slower.{host_bound}"
@@ -98,7 +137,7 @@ def _ratios(comparison: ComparisonResult, ranking: Ranking) -> str:
         )
         found.append(f"{wording.ratio(ranking.ratios[second])} times {which}")
     over = comparison[ranking.best].speedup
-    if over and over.value is not None and second != baseline:
+    if over and over.value is not None and second != baseline and not comparison[ranking.best].struck:
         found.append(f"{wording.ratio(over)} times the baseline `{baseline}`")
     return ", and ".join(found)
 

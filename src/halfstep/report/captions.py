@@ -36,8 +36,12 @@ def _unmeasured(comparison: ComparisonResult) -> str:
 
 def speedup(comparison: ComparisonResult, machine: str) -> str:
     ranking = comparison.ranking
-    ratios = {variant.name: variant.speedup for variant in comparison.measured if variant.speedup}
+    struck = [v.name for v in comparison.measured if v.struck and v.speedup and v.speedup.value is not None]
+    ratios = {v.name: v.speedup for v in comparison.measured if v.speedup and v.name not in struck}
     with_value = {name: ratio for name, ratio in ratios.items() if ratio.value is not None}
+    if not with_value:
+        why = f"Every speed-up over `{comparison.baseline}` is struck out, since a side of it trains out of bounds."
+        return f"{why}{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
     best = max(with_value, key=lambda name: with_value[name].value or 0)
     if (with_value[best].value or 0) > 1:
         text = f"`{best}` has the highest speed-up over `{comparison.baseline}`: {wording.ratio(with_value[best])}."
@@ -67,6 +71,8 @@ def speedup(comparison: ComparisonResult, machine: str) -> str:
         text += f" Diamonds ({code(unpaired)}): replicates unpaired, Welch's interval."
     if single:
         text += f" Hollow, without an interval: {code(single)} (one pair)."
+    if struck:
+        text += f" Struck out (crosses, dotted), since a side trains out of bounds: {code(struck)}."
     no_ratio = [f"`{name}` ({ratio.reason})" for name, ratio in ratios.items() if ratio.value is None]
     if no_ratio:
         text += f" No ratio: {wording.join(no_ratio)}."
@@ -79,19 +85,15 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
         for replicate, times in replicates.items():
             cuts = quantiles(times, n=20, method="inclusive") if len(times) > 1 else times
             within[name, replicate] = (cuts[-1] - cuts[0]) / median(times)
-    between = {
-        name: comparison[name].require("step_ms_max") / comparison[name].require("step_ms_min") - 1 for name in steps
-    }
     name, replicate = max(within, key=lambda key: within[key])
     widest = (
         f"The steps of `{name}` vary most, in replicate {replicate}: 5th to 95th percentile span "
         f"{percent(within[name, replicate])} of its median."
     )
     middle = "mean" if comparison.clock else "median"
-    farthest = max(between, key=lambda name: between[name])
     timed = int(median(len(times) for replicates in steps.values() for times in replicates.values()))
     return (
-        f"{widest} {middle.capitalize()}s of replicates differ by at most {percent(between[farthest])} (`{farthest}`). "
+        f"{widest} {_between(comparison)} "
         f"Left: all timed steps; right: the same against the variant's own {middle}. A box per replicate, from top to "
         "bottom: quartiles and median, whiskers to the last steps within the 5th to 95th percentile, the others as "
         "points; skipped steps are left out. "
@@ -99,8 +101,26 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
     )
 
 
+def _between(comparison: ComparisonResult) -> str:
+    """How far the replicates of a variant lie apart at most."""
+    between = {v.name: v.require("step_ms_max") / v.require("step_ms_min") - 1 for v in comparison.measured}
+    farthest = max(between, key=lambda name: between[name])
+    middle = "Means" if comparison.clock else "Medians"
+    return f"{middle} of replicates differ by at most {percent(between[farthest])} (`{farthest}`)."
+
+
+def times(comparison: ComparisonResult, machine: str) -> str:
+    """Of the chart with a dot per replicate, which only the page has."""
+    struck = any(v.row[status] != "0" for v in comparison.variants for status in ("invalid", "disturbed"))
+    crosses = " Crosses: invalid or disturbed, and in no number." * struck
+    return (
+        f"{_between(comparison)} A dot per replicate: the {'mean' if comparison.clock else 'median'} of its steps."
+        f"{crosses} The axis does not start at 0.{_clock(comparison)} {machine}.{_unmeasured(comparison)}"
+    )
+
+
 def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) -> str:
-    points = [variant for variant in comparison.measured if variant["peak_allocated_gib"] is not None]
+    points = [variant for variant in comparison.usable if variant["peak_allocated_gib"] is not None]
     fast = max(points, key=lambda variant: variant.require("samples_per_s"))
     small = min(points, key=lambda variant: variant.require("peak_allocated_gib"))
 
@@ -117,6 +137,8 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str], machine: str) 
         )
     if comparison[comparison.baseline] in points and comparison.baseline not in (fast.name, small.name):
         text += f" Baseline `{comparison.baseline}`: {numbers(comparison.baseline)}."
+    if comparison.outside:
+        text += f" Out of bounds in training (hollow), and not counted: {code(v.name for v in comparison.outside)}."
     return (
         f"{text} Throughput: geometric mean of the replicates; memory: highest peak of torch's allocator after "
         f"the warm-up. The axes do not start at 0. {_replicates(comparison)}.{_clock(comparison)} {machine}."
@@ -131,7 +153,8 @@ def kernels(comparison: ComparisonResult, machine: str) -> str:
     scaled = {
         variant.name: {kind: ms * factors[variant.name] for kind, ms in variant.kernels.items()} for variant in profiled
     }
-    fast = min(profiled, key=lambda variant: variant.require("step_ms") * factors[variant.name]).name
+    in_bounds = [variant for variant in profiled if variant.usable] or profiled
+    fast = min(in_bounds, key=lambda variant: variant.require("step_ms") * factors[variant.name]).name
     base = comparison.baseline
     if base in scaled and fast != base:
         compiled = comparison[fast].row["compile"] != "none" == comparison[base].row["compile"]

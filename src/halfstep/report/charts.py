@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-import warnings
-from collections.abc import Mapping, Sequence
-from math import ceil
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, nan
+from typing import Any
 
 import matplotlib.pyplot as plt
-import pandas as pd
+import numpy as np
 import seaborn as sns
+from matplotlib import cbook
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from halfstep.report import wording
@@ -30,6 +32,11 @@ from halfstep.report.style import (
     PALETTE,
     wrap,
 )
+from halfstep.report.verdicts import OUT_OF_BOUNDS
+
+BOXES, GAP = 0.75, 0.15  # share of a row that its boxes take, and of a box's place that is left free
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def per_sample(comparison: ComparisonResult) -> tuple[float, str]:
@@ -48,7 +55,12 @@ def time_axis(comparison: ComparisonResult) -> tuple[dict[str, float], str]:
 
 
 def _rows(comparison: ComparisonResult, width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
-    return rows([variant.name for variant in comparison.variants], width, columns, extra)
+    return rows([marked_name(variant) for variant in comparison.variants], width, columns, extra)
+
+
+def marked_name(variant: VariantResult) -> str:
+    """A variant's name as figures have it: what trains out of bounds is marked in each."""
+    return f"{variant.name}\n({OUT_OF_BOUNDS})" if variant.outside else variant.name
 
 
 def rows(names: Sequence[str], width: float, columns: int, extra: float) -> tuple[Figure, Sequence[Axes]]:
@@ -78,14 +90,23 @@ def _note(axis: Axes, row: int, text: str) -> None:
     axis.text(0.01, row, text, color=GREY, style="italic", va="center", transform=axis.get_yaxis_transform())
 
 
+def struck_out(text: str) -> str:
+    """The text with a stroke through each character (U+0336), which figures have no other way to draw in a label."""
+    return "".join(f"{character}\u0336" for character in text)
+
+
 def speedup(comparison: ComparisonResult) -> Figure:
     """Dot, 95 % interval and both in figures per variant; hollow: the baseline, or a ratio without an interval.
+
+    A ratio that must not be used is a cross, its interval dotted, its figures struck out.
 
     The caller draws it only where there is a ratio, so the baseline was measured and is 1.
     """
     figure, (axis,) = _rows(comparison, COLUMN_IN, 1, 0.6)
     axis.axvline(1, color=GREY, linewidth=0.8, zorder=0)
     numbers = []
+    dots: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    intervals: dict[str, list[list[tuple[float, float]]]] = {"-": [], ":": []}
     for row, variant in enumerate(comparison.variants):
         ratio = variant.speedup or Ratio(1.0)
         if not variant.measured:
@@ -93,20 +114,25 @@ def speedup(comparison: ComparisonResult) -> Figure:
         elif ratio.value is None:
             numbers.append("no ratio")
         else:
-            numbers.append(wording.ratio(ratio) if variant.speedup else "baseline")
-            marker, face = "D" if ratio.method == "unpaired" else "o", PALETTE[0] if ratio.low else "white"
-            axis.plot([ratio.value], [row], marker, color=PALETTE[0], markersize=4, markerfacecolor=face, zorder=3)
+            text = wording.ratio(ratio) if variant.speedup else "baseline"
+            numbers.append(struck_out(text) if variant.struck else text)
+            marker = "x" if variant.struck else "D" if ratio.method == "unpaired" else "o"
+            dots.setdefault((marker, PALETTE[0] if ratio.low else "white"), []).append((ratio.value, row))
         if ratio.low is not None and ratio.high is not None:
-            axis.plot([ratio.low, ratio.high], [row, row], color=DARK)
-            axis.plot([ratio.low, ratio.high], [row, row], "|", color=DARK, markersize=9)
+            intervals[":" if variant.struck else "-"].append([(ratio.low, row), (ratio.high, row)])
+    for (marker, face), points in dots.items():
+        axis.plot(*_columns(points), marker, color=PALETTE[0], markersize=4, markerfacecolor=face, zorder=3)
+    for linestyle, pairs in intervals.items():
+        _lines(axis, pairs, color=DARK, linestyle=linestyle)
+        axis.plot(*_columns([end for pair in pairs for end in pair]), "|", color=DARK, markersize=9)
     right = axis.secondary_yaxis("right")
     right.set_yticks(range(len(numbers)), numbers)
     right.tick_params(length=0)
     right.spines["right"].set_visible(False)
-    for text, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
-        if not variant.speedup or variant.speedup.value is None:
-            text.set(color=GREY, style="italic")
-    low, high = _ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
+    for tick, variant in zip(right.get_yticklabels(), comparison.variants, strict=True):
+        if not variant.speedup or variant.speedup.value is None or variant.struck:
+            tick.set(color=GREY, style="italic")
+    low, high = ratio_limits([variant.speedup for variant in comparison.variants if variant.speedup])
     margin = 0.08 * (high - low) or 0.1
     axis.set_xlim(low - margin, high + margin)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=4))  # the axis is narrow: the figures at the right take its room
@@ -115,7 +141,7 @@ def speedup(comparison: ComparisonResult) -> Figure:
     return figure
 
 
-def _ratio_limits(ratios: Sequence[Ratio]) -> tuple[float, float]:
+def ratio_limits(ratios: Sequence[Ratio]) -> tuple[float, float]:
     """From the lowest to the highest end, but no farther than 2.5 times the highest ratio.
 
     An interval that says nothing so leaves the axis instead of squeezing all others; its ends stand at the right.
@@ -133,61 +159,84 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
     """
     factors, unit = time_axis(comparison)
     position = {variant.name: row for row, variant in enumerate(comparison.variants)}
-    frames = []
-    for name, replicates in steps.items():
-        centre = comparison[name].require("step_ms")
-        for replicate, times in replicates.items():
-            series = pd.Series(times, dtype=float)
-            columns = {"time": series * factors[name], "deviation": (series / centre - 1) * 100}
-            frames.append(pd.DataFrame({**columns, "row": position[name], "replicate": replicate}))
-    data = pd.concat(frames, ignore_index=True)
     figure, (left, right) = _rows(comparison, FULL_IN, 2, 0.6)
-    shades = sns.light_palette(PALETTE[0], n_colors=data["replicate"].nunique() + 1)[1:]
-    boxes = {
-        "y": "row",
-        "hue": "replicate",
-        "palette": shades,
-        "orient": "h",
-        # every row, the empty ones too: seaborn makes boxes as wide as the rows it knows of are apart
-        "order": range(len(position)),
-        "whis": (5, 95),
-        "width": 0.75,
-        "gap": 0.15,
-        "linewidth": 0.6,
-        "linecolor": DARK,
-        "flierprops": {"marker": ".", "markersize": 2, "markerfacecolor": DARK, "markeredgewidth": 0},
-        "legend": False,
-    }
-    for axis, column in ((left, "time"), (right, "deviation")):
-        with warnings.catch_warnings():
-            # seaborn 0.13.2 hands matplotlib 3.11 an argument that it deprecates
-            warnings.filterwarnings("ignore", "vert: bool was deprecated", DeprecationWarning)
-            sns.boxplot(data, x=column, **boxes, ax=axis)
-        axis.set_ylabel("")
-        axis.set_ylim(len(position) - 0.5, -0.5)
+    replicates = sorted({replicate for times in steps.values() for replicate in times})
+    shades = sns.light_palette(PALETTE[0], n_colors=len(replicates) + 1)[1:]
+    found = [
+        (name, replicates.index(replicate), np.array(times))
+        for name, by_replicate in steps.items()
+        for replicate, times in by_replicate.items()
+    ]
+    places = [position[name] + BOXES * ((place + 0.5) / len(replicates) - 0.5) for name, place, _ in found]
+    colours = [shades[place] for _, place, _ in found]
+    height = BOXES / len(replicates) * (1 - GAP)
+    _boxes(left, [times * factors[name] for name, _, times in found], places, colours, height)
+    centre = {name: comparison[name].require("step_ms") for name in steps}
+    _boxes(right, [(times / centre[name] - 1) * 100 for name, _, times in found], places, colours, height)
     host = " on the host's clock" if comparison.clock else ""
     left.set_xlabel(f"step time{host} ({unit})")
     right.axvline(0, color=GREY, linewidth=0.8, zorder=0)
     right.set_xlabel(f"difference from the variant's {'mean' if comparison.clock else 'median'} (%)")
-    left.set_yticks(range(len(position)), [wrap(name) for name in position])
+    left.set_yticks(range(len(position)), [wrap(marked_name(variant)) for variant in comparison.variants])
     for row, variant in enumerate(comparison.variants):
         if variant.name not in steps:
             _note(left, row, wording.status(variant.row["status"]) if not variant.measured else "no step times")
     return figure
 
 
+def _boxes(
+    axis: Axes, samples: Sequence[Numbers], places: Sequence[float], colours: Sequence[Any], height: float
+) -> None:
+    """Horizontal boxes at heights `places`; all that look alike are one artist, since a large study has thousands."""
+    boxes: dict[Any, list[Sequence[tuple[float, float]]]] = {}
+    lines: list[Sequence[tuple[float, float]]] = []
+    others = []
+    for found, place, colour in zip(cbook.boxplot_stats(samples, whis=(5, 95)), places, colours, strict=True):
+        low, high, q1, q3 = (found[name] for name in ("whislo", "whishi", "q1", "q3"))
+        top, bottom, cap = place - height / 2, place + height / 2, height / 4
+        boxes.setdefault(colour, []).append(_corners(q1, q3, top, bottom))
+        lines += [[(one, place), (other, place)] for one, other in ((low, q1), (q3, high))]
+        lines += [[(end, place - cap), (end, place + cap)] for end in (low, high)]
+        lines += [[(found["med"], top), (found["med"], bottom)]]
+        others += [(value, place) for value in found["fliers"]]
+    for colour, corners in boxes.items():
+        _polygons(axis, corners, facecolor=colour, edgecolor=DARK, linewidth=0.6, zorder=2)
+    _lines(axis, lines, color=DARK, linewidth=0.6, zorder=3)
+    axis.plot(*_columns(others), ".", markersize=2, color=DARK, markeredgewidth=0)
+    axis.autoscale_view(scaley=False)
+
+
+def _corners(left: float, right: float, top: float, bottom: float) -> Sequence[tuple[float, float]]:
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def _polygons(axis: Axes, polygons: Sequence[Sequence[tuple[float, float]]], **looks: Any) -> None:
+    """Polygons of as many corners each, as one artist."""
+    axis.add_patch(PathPatch(Path.make_compound_path_from_polys(np.array(polygons)), **looks))
+
+
+def _lines(axis: Axes, lines: Iterable[Sequence[tuple[float, float]]], **looks: Any) -> None:
+    """Lines as one artist."""
+    points = [point for line in lines for point in (*line, (nan, nan))]
+    axis.plot(*_columns(points), **looks)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[Sequence[float], Sequence[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
 def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     """Throughput over peak memory, a shape and a colour per variant; the line joins those that none beats in both."""
-    labels = [_memory_label(comparison, variant) for variant in comparison.variants]
+    labels = [memory_label(comparison, variant) for variant in comparison.variants]
     columns = 2 if max(map(len, labels)) <= 22 else 1
-    lines = sum(label.count("\n") + 1 for label in labels)
+    lines = sum(text.count("\n") + 1 for text in labels)
     figure, axis = plt.subplots(figsize=(COLUMN_IN, 2.1 + 0.14 * ceil(lines / columns)))
     edge = sorted((comparison[name] for name in frontier), key=lambda variant: variant.require("peak_allocated_gib"))
     xs = [variant.require("peak_allocated_gib") for variant in edge]
     axis.plot(
         xs, [variant.require("samples_per_s") for variant in edge], color=GREY, linewidth=0.8, linestyle="--", zorder=1
     )
-    for row, (variant, label) in enumerate(zip(comparison.variants, labels, strict=True)):
+    for row, (variant, text) in enumerate(zip(comparison.variants, labels, strict=True)):
         gib = variant["peak_allocated_gib"]
         axis.plot(
             [] if gib is None else [gib],
@@ -198,26 +247,27 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
             markeredgecolor=DARK,
             markeredgewidth=0.6,
             markersize=6,
-            label=label,
+            markerfacecolor="white" if variant.outside else PALETTE[row % len(PALETTE)],
+            label=text,
         )
     axis.margins(0.12)
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
     axis.set_xlabel("peak allocated memory (GiB)")
-    label = f"throughput ({comparison.unit}/s)"
+    title = f"throughput ({comparison.unit}/s)"
     # the axis is short, and its label runs along it
-    axis.set_ylabel("\n".join([label, *textwrap.wrap(comparison.clock, len(label))]))
+    axis.set_ylabel("\n".join([title, *textwrap.wrap(comparison.clock, len(title))]))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     sns.despine(figure)
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, handletextpad=0.4, labelspacing=0.3)
     return figure
 
 
-def _memory_label(comparison: ComparisonResult, variant: VariantResult) -> str:
+def memory_label(comparison: ComparisonResult, variant: VariantResult) -> str:
     if not variant.measured:
-        return f"{wrap(variant.name, 40)}: {wording.status(variant.row['status'])}"
+        return f"{wrap(marked_name(variant), 40)}: {wording.status(variant.row['status'])}"
     unknown = ": memory not measured" if variant["peak_allocated_gib"] is None else ""
-    return wrap(variant.name, 40) + (" (baseline)" if variant.name == comparison.baseline else "") + unknown
+    return wrap(marked_name(variant), 40) + (" (baseline)" if variant.name == comparison.baseline else "") + unknown
 
 
 def kernels(comparison: ComparisonResult) -> Figure:
@@ -230,18 +280,21 @@ def kernels(comparison: ComparisonResult) -> Figure:
     for row, variant in enumerate(comparison.variants):
         if not variant.kernels:
             _note(axis, row, "no profile" if variant.measured else wording.status(variant.row["status"]))
+    bars: dict[str, list[Sequence[tuple[float, float]]]] = {kind: [] for kind in used}
     for row, variant in profiled.items():
         start = 0.0
         for kind in (kind for kind in used if kind in variant.kernels):
             width = variant.kernels[kind] * factors[variant.name]
-            colour, hatch = KIND_STYLES[kind]
-            axis.barh(row, width, left=start, height=0.68, color=colour, hatch=hatch, edgecolor=DARK, linewidth=0.4)
+            bars[kind].append(_corners(start, start + width, row - 0.34, row + 0.34))
             if width > 0.05 * longest:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
                 number = wording.digits(width)
                 axis.text(start + width / 2, row, number, ha="center", va="center", fontsize=7, bbox=box)
             start += width
         axis.text(start + 0.005 * longest, row, wording.digits(start), va="center", fontsize=7)
+    for kind, found in bars.items():
+        colour, hatch = KIND_STYLES[kind]
+        _polygons(axis, found, facecolor=colour, hatch=hatch, edgecolor=DARK, linewidth=0.4)
     axis.set_xlim(0, longest * 1.06)
     axis.set_xlabel(_clocked(f"time ({unit})", comparison))
     columns = min(len(used), 6)

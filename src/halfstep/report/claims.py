@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from halfstep.claims import PROTOCOLS, Claim, Fits, GraphBreaks, Versus
 from halfstep.report import wording
+from halfstep.report.parity import Verdicts, struck
 from halfstep.report.statistics import Ratio, compare, geometric_mean
 from halfstep.report.tables import Row, cell, timings
 from halfstep.report.verdicts import (
     NOT_MEASURABLE,
+    OUT_OF_BOUNDS,
     Batches,
     answer,
     judge,
@@ -35,6 +38,7 @@ CLAIMS_COLUMNS: dict[str, str] = {
             "_pairs": "pairs of replicates that it rests on",
             "_method": "as in speedups.csv",
             "_sides": "what over what, and in which comparison",
+            "_struck": "why the ratio must not be used, as in speedups.csv",
         }.items()
     },
     "verdict": "one of the verdicts above; it goes by `same_batch`",
@@ -59,8 +63,11 @@ class Compared:
     ratio: Ratio
 
 
-def claim_rows(study: Study, runs: Runs, kernels: Sequence[Row], *, smoke: bool) -> list[Row]:
-    """The rows of claims.csv. A smoke run has ratios, and no verdict."""
+def claim_rows(study: Study, runs: Runs, kernels: Sequence[Row], verdicts: Verdicts, *, smoke: bool) -> list[Row]:
+    """The rows of claims.csv. A smoke run has ratios, and no verdict.
+
+    What trains out of bounds is left out where others remain that a claim can be judged by.
+    """
     times: dict[tuple[str, str], dict[str, float]] = {}
     for row in kernels:
         times.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
@@ -68,15 +75,22 @@ def claim_rows(study: Study, runs: Runs, kernels: Sequence[Row], *, smoke: bool)
     for name, claim in study.claims.items():
         row = {**dict.fromkeys(CLAIMS_COLUMNS, ""), "claim": name, "sentence": claim.claim, "source": claim.source}
         row["expected"] = _expected(claim)
-        compared = {protocol: _compare(versus, runs) for protocol, versus in claim.versus.items()}
+        rivals = {name: _in_bounds(versus.comparison, versus.over, verdicts) for name, versus in claim.versus.items()}
+        compared = {name: _compare(versus, rivals[name].kept, runs) for name, versus in claim.versus.items()}
         for protocol, found in compared.items():
-            row |= _columns(protocol, claim.versus[protocol], found, _least(claim, found))
+            versus, least = claim.versus[protocol], _least(claim, found)
+            sides = (versus.variant, least.rival[0]["variant"] if least.rival else rivals[protocol].kept[0])
+            void = struck({name: verdicts.get((versus.comparison, name)) for name in sides})
+            row |= {**_columns(protocol, versus, found, least), f"{protocol}_struck": void}
         if claim.fits:
-            row["verdict"], row["why"] = _fits(claim.fits, claim.ratio or 1, runs)
+            row["verdict"], row["why"] = _fits(claim.fits, claim.ratio or 1, runs, verdicts)
         elif claim.graph_breaks:
             row["verdict"], row["why"] = _graph_breaks(claim.graph_breaks, runs)
+        elif row["same_batch_struck"]:
+            row["verdict"], row["why"] = OUT_OF_BOUNDS, f"The ratio must not be used: {row['same_batch_struck']}."
         else:
             row["verdict"], row["why"] = _ratios(claim, compared["same_batch"], times)
+            row["why"] += rivals["same_batch"].said
         if smoke:
             row["verdict"], row["why"] = NOT_MEASURABLE, SMOKE
         rows.append(row)
@@ -88,10 +102,26 @@ def _expected(claim: Claim) -> str:
     return cell(claim.ratio) if claim.ratio else words.get(claim.kind, "")
 
 
-def _compare(versus: Versus, runs: Runs) -> list[Compared]:
+class InBounds(NamedTuple):
+    """Of several variants those to judge by, and a sentence on the others."""
+
+    kept: list[str]
+    said: str
+
+
+def _in_bounds(comparison: str, names: Sequence[str], verdicts: Verdicts) -> InBounds:
+    """Those that do not train out of bounds; all of them where none is left."""
+    kept = [name for name in names if not struck({name: verdicts.get((comparison, name))})]
+    others = [name for name in names if name not in kept]
+    if not kept or not others:
+        return InBounds(list(names), "")
+    return InBounds(kept, f" Left out, since out of bounds in training: {wording.code(others)}.")
+
+
+def _compare(versus: Versus, rivals: Sequence[str], runs: Runs) -> list[Compared]:
     ours = runs[versus.comparison, versus.variant]
     found = []
-    for rival in versus.over:
+    for rival in rivals:
         theirs = runs[versus.comparison, rival]
         cases = [versus.case] if versus.case else list(dict.fromkeys([*theirs, *ours]))
         for case in [case for case in cases if case] or [""]:
@@ -170,12 +200,17 @@ def _failed(rows: Sequence[Row]) -> str:
     return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}{end}"
 
 
-def _fits(fits: Fits, expected: float, runs: Runs) -> tuple[str, str]:
-    ours, theirs = (_batches([runs[fits.comparison, name] for name in names]) for names in (fits.variants, fits.over))
+def _fits(fits: Fits, expected: float, runs: Runs, verdicts: Verdicts) -> tuple[str, str]:
+    sides_in_bounds = [_in_bounds(fits.comparison, names, verdicts) for names in (fits.variants, fits.over)]
+    for side in sides_in_bounds:
+        if void := struck({name: verdicts.get((fits.comparison, name)) for name in side.kept}):
+            return OUT_OF_BOUNDS, f"That a batch fits is of no use: {void}."
+    ours, theirs = (_batches([runs[fits.comparison, name] for name in side.kept]) for side in sides_in_bounds)
     cap = {row["memory_cap_gib"] for name in fits.variants for row in runs[fits.comparison, name].get("", ())} - {""}
     verdict = judge_batches(list(ours.values()), list(theirs.values()), expected)
     sides = [f"`{name}` {batches.words}" for found in (theirs, ours) for name, batches in found.items()]
-    return verdict, f"{f'With {wording.join(sorted(cap))} GiB ' if cap else ''}{wording.join(sides)}."
+    left_out = "".join(side.said for side in sides_in_bounds)
+    return verdict, f"{f'With {wording.join(sorted(cap))} GiB ' if cap else ''}{wording.join(sides)}.{left_out}"
 
 
 def _batches(variants: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Batches]:

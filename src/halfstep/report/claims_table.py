@@ -12,6 +12,13 @@ from halfstep.report.wording import EMPTY
 HEADINGS = [
     "claim", "expected", "by the article's protocol", "same batch", "same batch, both compiled", "verdict", "why",
 ]  # fmt: skip
+LEGEND = (
+    "The verdict goes by the ratio at the same batch. `holds here`: its interval lies above 1 and reaches the expected "
+    "ratio, if there is one; `weaker here`: above 1, below the expected ratio; `does not hold here`: below 1; `not "
+    "decided`: 1 lies in the interval, or there is no interval. A question has its answer instead. Where several are "
+    "compared, the least ratio stands for them."
+)
+SMOKE_LEGEND = "A smoke run judges no claim: its ratios only show that the table works."
 COLUMNS = {"article": "by the article's protocol", "same_batch": "same batch", "both_compiled": "both compiled"}
 
 
@@ -37,14 +44,22 @@ def _ratio(row: Row, protocol: str) -> str:
         return EMPTY
     method = row[f"{protocol}_method"]
     n = "unpaired" if method == "unpaired" else wording.count(int(row[f"{protocol}_pairs"]), "pair")
-    return f"{wording.ratio(Ratio(value, number(row[f'{protocol}_low']), number(row[f'{protocol}_high'])))}, {n}"
+    ratio = wording.ratio(Ratio(value, number(row[f"{protocol}_low"]), number(row[f"{protocol}_high"])))
+    if row[f"{protocol}_struck"]:
+        return f"{wording.strike(ratio)}, out of bounds"
+    return f"{ratio}, {n}"
+
+
+def sides(row: Row) -> str:
+    """The two sides of each of a claim's ratios; empty where it has none."""
+    found = [
+        f"{words}: {said}" + (f"; struck out, since {void}" if (void := row[f"{name}_struck"]) else "")
+        for name, words in COLUMNS.items()
+        if (said := row[f"{name}_sides"])
+    ]
+    return f"{'; '.join(found)}." if found else ""
 
 
 def compared(rows: Sequence[Row]) -> list[str]:
     """A sentence per claim that names the two sides of each of its ratios."""
-    found = []
-    for row in rows:
-        sides = [f"{words}: {said}" for name, words in COLUMNS.items() if (said := row[f"{name}_sides"])]
-        if sides:
-            found.append(f"`{row['claim']}`: {'; '.join(sides)}.")
-    return found
+    return [f"`{row['claim']}`: {said}" for row in rows if (said := sides(row))]

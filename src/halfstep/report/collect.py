@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isclose, isfinite
+from math import isclose, nan
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from halfstep.parity.plan import ParityKey, recipe_of
 from halfstep.records import (
     KERNELS_COLUMNS,
-    RESULT_COLUMNS,
     STATUSES,
     STEPS_COLUMNS,
     SUMMARY_COLUMNS,
@@ -21,12 +21,16 @@ from halfstep.records import (
     read_record,
     write_csv,
 )
+from halfstep.registry import OPERATORS
 from halfstep.report import snapshot
 from halfstep.report.claims import CLAIMS_COLUMNS, claim_rows
+from halfstep.report.origin import check_numbers, check_record
+from halfstep.report.parity import PARITY_COLUMNS, Parity, Verdicts, collect_parity, struck
 from halfstep.report.proofs import PROOFS_COLUMNS, proof_row
 from halfstep.report.protocols import STEP_TIME, by_protocol
 from halfstep.report.tables import (
     KERNELS_TABLE_COLUMNS,
+    NUMERIC,
     RANKING_COLUMNS,
     SETTINGS,
     SPEEDUPS_COLUMNS,
@@ -41,11 +45,12 @@ from halfstep.runs import Run, RunKey, Scope, resolve, run_keys
 from halfstep.study import Study
 from halfstep.validity import verdict
 
-TEXT_RESULTS = {"sample_unit", "compile_cache", "value"}
 UNTIMED = ("dtypes",)  # operators whose cases are values
-NUMERIC = [column for column in RESULT_COLUMNS if column not in TEXT_RESULTS]
 POSITIVE = ("step_ms_median", "samples_per_step", "samples_per_s")  # of every ok run
 POSITIVE_IF_THERE = ("host_ms_mean", "model_tflop_per_s", "peak_share", "gb_per_s")
+SIGNED = ("idle_ms", "loss_first", "loss_last", "sqnr_db")  # the only numbers that can be below 0
+# rate: what it is of, per ms of step_ms_median
+RATES = {"samples_per_s": "samples_per_step", "model_tflop_per_s": "model_tflop_per_step", "gb_per_s": "gb_per_step"}
 AS_WRITTEN = 1e-5  # numbers in the files have seven significant digits
 NO_RECORD = "no record: the job never ended by itself"
 
@@ -59,8 +64,15 @@ class Collected:
     applied: dict[str, Any] = field(default_factory=dict)
 
 
+AllRuns = Mapping[tuple[str, str], list[Collected]]
+"""by (comparison, variant)"""
+
+
 def collect(
-    scope_dir: Path, study: Study, codes: Mapping[RunKey, str] | None = None, scope: Scope | None = None
+    scope_dir: Path,
+    study: Study,
+    codes: Mapping[RunKey | ParityKey, str] | None = None,
+    scope: Scope | None = None,
 ) -> None:
     """Write study.json and the tables of a scope from the runs that the study names.
 
@@ -86,9 +98,12 @@ def collect(
     for (comparison, _), found in runs.items():
         for run in found:
             run.rows = [by_protocol(row, study.comparisons[comparison].protocol) for row in run.rows]
-    write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs))
-    write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs))
-    write_csv(tables / "ranking.csv", RANKING_COLUMNS, _ranking(study, runs))
+    parity = collect_parity(scope_dir, study, scope, codes)
+    write_csv(tables / "parity.csv", PARITY_COLUMNS, parity.rows)
+    verdicts = _verdicts(study, runs, parity)
+    write_csv(tables / "variants.csv", VARIANTS_COLUMNS, _variants(study, runs, verdicts))
+    write_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS, _speedups(study, runs, verdicts))
+    write_csv(tables / "ranking.csv", RANKING_COLUMNS, _ranking(study, runs, verdicts))
     kernels = [
         row
         for (comparison, variant), found in runs.items()
@@ -98,8 +113,21 @@ def collect(
     proofs = (proof_row([(run.rows[0], run.applied, run.kernels) for run in found]) for found in runs.values())
     write_csv(tables / "proofs.csv", PROOFS_COLUMNS, [row for row in proofs if row])
     by_case = {key: _by_case(found) for key, found in runs.items()}
-    write_csv(tables / "claims.csv", CLAIMS_COLUMNS, claim_rows(study, by_case, kernels, smoke=scope.scale == "smoke"))
+    smoke = scope.scale == "smoke"
+    write_csv(tables / "claims.csv", CLAIMS_COLUMNS, claim_rows(study, by_case, kernels, verdicts, smoke=smoke))
     snapshot.write(scope_dir, scope, study)
+
+
+def _verdicts(study: Study, runs: AllRuns, parity: Parity) -> Verdicts:
+    """Parity of each training variant; operators have none."""
+    found = {}
+    for key, replicates in runs.items():
+        comparison = study.comparisons[key[0]]
+        if comparison.workload in OPERATORS:
+            continue
+        timed_in = {row["environment"] for run in replicates for row in run.rows if row["status"] == "ok"}
+        found[key] = parity.of_variant(recipe_of(comparison.workload, comparison.variants[key[1]]), timed_in)
+    return found
 
 
 def _by_case(runs: list[Collected]) -> dict[str, list[Row]]:
@@ -109,32 +137,36 @@ def _by_case(runs: list[Collected]) -> dict[str, list[Row]]:
     return {case: [{**row, "case": case} for row in rows if row["case"] in ("", case)] for case in cases}
 
 
-def _variants(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
-    return [
-        variant_row(rows, len(found), variant == study.comparisons[comparison].baseline)
-        for (comparison, variant), found in runs.items()
-        for rows in _by_case(found).values()
-    ]
+def _variants(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
+    table = []
+    for key, found in runs.items():
+        verdict, why = verdicts.get(key, ("", ""))
+        for rows in _by_case(found).values():
+            row = variant_row(rows, len(found), key[1] == study.comparisons[key[0]].baseline)
+            table.append({**row, "parity": verdict, "parity_why": why})
+    return table
 
 
-def _speedups(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
+def _speedups(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
     table = []
     for (comparison, variant), found in runs.items():
         baseline = study.comparisons[comparison].baseline
         baseline_rows = _by_case(runs[comparison, baseline])
+        void = struck({name: verdicts.get((comparison, name)) for name in (variant, baseline)})
         for case, rows in _by_case(found).items() if variant != baseline else ():
             # a baseline that failed has no cases of its own
-            table.append(speedup_row(baseline, baseline_rows.get(case, []), rows))
+            table.append({**speedup_row(baseline, baseline_rows.get(case, []), rows), "struck": void})
     return table
 
 
-def _ranking(study: Study, runs: Mapping[tuple[str, str], list[Collected]]) -> list[Row]:
-    """Training steps only: cases of an operator are not ranked."""
+def _ranking(study: Study, runs: AllRuns, verdicts: Verdicts) -> list[Row]:
+    """Training steps only: cases of an operator are not ranked; nor is a variant that trains out of bounds."""
     table = []
     for name, comparison in study.comparisons.items():
         rows = {
             variant: [row for run in runs[name, variant] for row in run.rows if not row["case"]]
             for variant in comparison.variants
+            if not struck({variant: verdicts.get((name, variant))})
         }
         table += ranking_rows(name, rows)
     return table
@@ -146,7 +178,7 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol:
         return Collected([_row_without_numbers(key, run, "missing", NO_RECORD)])
     try:
         record = read_record(folder)
-        _check_record(record, key, run, code)
+        check_record(record, dict(zip(("comparison", "variant", "replicate"), key, strict=True)), run, code)
         summary = read_csv(folder / "summary.csv", SUMMARY_COLUMNS)
         steps = read_csv(folder / "steps.csv", STEPS_COLUMNS)
         kernels = read_csv(folder / "kernels.csv", KERNELS_COLUMNS)
@@ -154,13 +186,14 @@ def collect_run(folder: Path, key: RunKey, run: Run, code: str | None, protocol:
         timed = [row for row in summary if row["status"] == "ok" and row["workload"] not in UNTIMED]
         if not all(row[STEP_TIME[protocol]] for row in timed):
             raise RecordError(f"summary.csv says ok, and its {STEP_TIME[protocol]} is empty")
-        _check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
+        check_numbers("kernels.csv", kernels, ["ms_per_step"], finite=True)
+        _check_amounts("kernels.csv", kernels, ["ms_per_step"], needed=True)
     except RecordError as error:
         return Collected([_row_without_numbers(key, run, "stale", str(error))])
     if record["status"] != "ok":
         return Collected(summary)
     applied = record.get("applied") or {}
-    if judged := verdict(record["run"], applied, kernels, steps):
+    if judged := verdict(run.model_dump(), applied, kernels, steps):
         status, reason = judged
         return Collected(
             [{**row, "status": status, "reason": reason} if row["status"] == "ok" else row for row in summary]
@@ -179,33 +212,6 @@ def _row_without_numbers(key: RunKey, run: Run, status: str, reason: str) -> Row
         "status": status,
         "reason": reason,
     }
-
-
-def _check_record(record: Mapping[str, Any], key: RunKey, run: Run, code: str | None) -> None:
-    """Raise RecordError unless this is the record of this run, as configured, by this code."""
-    found = tuple(record.get(name) for name in ("comparison", "variant", "replicate"))
-    if found != key:
-        raise RecordError(f"the record is of another run: {'/'.join(map(str, found))}")
-    if record.get("status") not in tuple(STATUSES):
-        raise RecordError(f"the record has the unknown status {record.get('status')!r}")
-    for name in ("environment", "gpu", "run"):
-        if not isinstance(record.get(name) or {}, dict):
-            raise RecordError(f"record.json: {name} is {record[name]!r}")
-    if record.get("run_hash") != run.hash():
-        raise RecordError(f"made by another configuration: {_differences(record.get('run'), run)}")
-    if code is not None and record.get("code_hash") != code:
-        raise RecordError("made by another version of the code that measures")
-
-
-def _differences(found: Any, run: Run) -> str:
-    """Which keys of the record's run are not the study's."""
-    asked = run.model_dump()
-    if not isinstance(found, dict):
-        return "the record does not say which"
-    keys = [name for name in asked if found.get(name) != asked[name]]
-    if len(keys) > 1:  # the modules follow from the settings
-        keys = [name for name in keys if name != "modules"]
-    return "; ".join(f"{name} was {found.get(name)}, now {asked[name]}" for name in keys) or "its hash is another"
 
 
 def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Row]) -> None:
@@ -231,9 +237,10 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
     done = [row for row in summary if row["status"] == "ok"]
     if ok and not done:
         raise RecordError("the record says ok, and no row of summary.csv does")
-    _check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
-    _check_numbers("summary.csv", done, NUMERIC, finite=True)
-    _check_numbers("steps.csv", steps, ["step_ms"], finite=ok)
+    check_numbers("summary.csv", [row for row in summary if row not in done], NUMERIC, finite=False)
+    check_numbers("summary.csv", done, NUMERIC, finite=True)
+    check_numbers("steps.csv", steps, ["step_ms", "wall_ms"], finite=ok)
+    check_numbers("steps.csv", steps, ["loss"], finite=False)
     if not ok:
         return
     for row in done:
@@ -244,28 +251,43 @@ def _check_summary(summary: list[Row], record: Mapping[str, Any], steps: list[Ro
         for name in (*POSITIVE, *(name for name in POSITIVE_IF_THERE if row[name])):
             if not row[name] or float(row[name]) <= 0:
                 raise RecordError(f"summary.csv says ok, and its {name} is {row[name]!r}")
-        speed = float(row["samples_per_step"]) / float(row["step_ms_median"]) * 1e3
-        if not isclose(float(row["samples_per_s"]), speed, rel_tol=AS_WRITTEN):
-            raise RecordError(f"summary.csv contradicts itself: its samples_per_s is {row['samples_per_s']}")
+        for rate, amount in RATES.items():
+            speed = float(row[amount] or nan) / float(row["step_ms_median"]) * 1e3
+            if row[rate] and not _same(row[rate], speed):
+                raise RecordError(f"summary.csv contradicts itself: its {rate} is {row[rate]}")
+    _check_amounts("summary.csv", done, [name for name in NUMERIC if name not in SIGNED], needed=False)
     if not steps and summary[0]["case"]:
         return
+    _check_steps(steps, summary[0])
+
+
+def _check_steps(steps: list[Row], summary: Row) -> None:
+    """Raise RecordError unless the steps of an ok training run are whole, and the summary's numbers are theirs."""
+    _check_amounts("steps.csv", steps, ["step_ms", "wall_ms"], needed=True)
     for row in steps:
-        if not row["step_ms"] or float(row["step_ms"]) < 0:
-            raise RecordError(f"steps.csv: step_ms is {row['step_ms']!r}")
-    times = [float(row["step_ms"]) for row in steps if row["phase"] == "window" and row["skipped"] != "1"]
-    if summary[0]["steps"] != str(len(times)):
-        raise RecordError(f"steps.csv has {len(times)} timed steps, summary.csv says {summary[0]['steps']}")
-    if not times or not isclose(float(summary[0]["step_ms_median"]), median(times), rel_tol=AS_WRITTEN):
-        raise RecordError(f"summary.csv is not of steps.csv: its step_ms_median is {summary[0]['step_ms_median']}")
+        if row["skipped"] not in ("0", "1"):
+            raise RecordError(f"steps.csv: skipped is {row['skipped']!r}")
+    window = [row for row in steps if row["phase"] == "window"]
+    times = [float(row["step_ms"]) for row in window if row["skipped"] == "0"]
+    if not times or summary["steps"] != str(len(times)):
+        raise RecordError(f"steps.csv has {len(times)} timed steps, summary.csv says {summary['steps']}")
+    means = {
+        "step_ms_median": median(times),
+        "step_ms_mean": fmean(times),
+        "host_ms_mean": fmean(float(row["wall_ms"]) for row in window),
+    }
+    for name, value in means.items():
+        if summary[name] and not _same(summary[name], value):
+            raise RecordError(f"summary.csv is not of steps.csv: its {name} is {summary[name]}")
 
 
-def _check_numbers(file: str, rows: list[Row], columns: list[str], *, finite: bool) -> None:
-    """Raise RecordError at a cell that is no number; a decimal comma is none."""
+def _same(cell: str, value: float) -> bool:
+    return isclose(float(cell), value, rel_tol=AS_WRITTEN)
+
+
+def _check_amounts(file: str, rows: list[Row], columns: list[str], *, needed: bool) -> None:
+    """Raise RecordError at a number below 0 and, where it is needed, at an empty cell."""
     for row in rows:
         for name in columns:
-            try:
-                if row[name] and finite and not isfinite(float(row[name])):
-                    raise ValueError
-                float(row[name] or 0)
-            except ValueError as error:
-                raise RecordError(f"{file}: {name} is not a number: {row[name]!r}") from error
+            if (needed and not row[name]) or float(row[name] or 0) < 0:
+                raise RecordError(f"{file}: {name} is {row[name]!r}")

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from halfstep.records import write_text
-from halfstep.report import (
-    answers,
-    claims_table,
-    figures,
-    operator_figures,
-    operators,
-    problems,
-    proofs,
-    provenance,
-    training,
-)
-from halfstep.report.results import Results, load
+from halfstep.report import claims_table, proofs, training
+from halfstep.report.content import content
+from halfstep.report.results import Results
 from halfstep.report.tables import Row
-from halfstep.report.wording import EMPTY, digits
-from halfstep.runs import SMOKE_WINDOW
+from halfstep.report.wording import CODE_SPAN, STRUCK, one_line
 
-# a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
-CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;"}
 
 
 def prose(text: str) -> str:
     """Any text as one line of Markdown that shows it: markup, HTML and line breaks in it have no effect.
 
-    Plain code spans stay, since our own sentences use them.
+    Plain code spans stay, and numbers that are struck out, since our own sentences use them.
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split()) or EMPTY
-    parts = CODE_SPAN.split(line)
+    parts = CODE_SPAN.split(one_line(text))
     return "".join(part if index % 2 else _escape(part) for index, part in enumerate(parts))
 
 
 def _escape(text: str) -> str:
+    return "".join(f"~~{_plain(part)}~~" if n % 2 else _plain(part) for n, part in enumerate(STRUCK.split(text)))
+
+
+def _plain(text: str) -> str:
     """Entities for what would be markup anywhere; `]` matters only where a link could follow."""
     without_html = re.sub("[&<>|`]", lambda match: ENTITIES[match[0]], text)
     return re.sub(r"[\\*_~$]|\](?=[\[(:])", r"\\\g<0>", without_html)
@@ -54,12 +42,8 @@ def claims(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(map(prose, line))} |" for line in lines)
 
 
-def write_report(scope_dir: Path) -> None:
-    """Write report.md from study.json, the tables, figures/captions.json, the records and the doctor's report."""
-    write_text(scope_dir / "report.md", render(load(scope_dir)))
-
-
 def render(results: Results) -> str:
+    """The whole of report.md."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -67,42 +51,6 @@ def render(results: Results) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "prose": prose,
-        "number": digits,
-        "variant_cells": training.variant_cells,
-        "proof_cells": proofs.cells,
-    }
-    smoke = results.scope.scale == "smoke"
-    text = environment.get_template("report.md.j2").render(
-        results=results,
-        training=training,
-        proofs=proofs,
-        first_line=answers.first_line(results),
-        what_to_use=answers.what_to_use,
-        clocked=answers.clocked(results),
-        claims=claims(results.claims),
-        compared=claims_table.compared(results.claims),
-        replicates=answers.replicates(results),
-        operators=operators,
-        ok=sum(row["status"] == "ok" for row in results.one_per_run),
-        problems=problems.problems(results.one_per_run, results.scope.image),
-        capabilities=problems.missing_capabilities(results),
-        figures=_figures(results),
-        environments=provenance.environments(results),
-        sittings=provenance.sittings(results),
-        code_versions=provenance.code_versions(results),
-        command=problems.SNAKEMAKE + problems.IN_IMAGE * results.scope.image,
-        smoke=smoke,
-        window=SMOKE_WINDOW if smoke else results.study.window,
-    )
+    environment.filters |= {"prose": prose, "variant_cells": training.variant_cells, "proof_cells": proofs.cells}
+    text = environment.get_template("report.md.j2").render(content(results), claims=claims(results.claims))
     return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _figures(results: Results) -> dict[str, list[dict[str, Any]]]:
-    """By comparison, the figures of captions.json in the order of the report."""
-    captions = json.loads((results.folder / "figures" / "captions.json").read_text(encoding="utf-8"))
-    order = (*figures.KINDS, operator_figures.OPERATOR_KIND)
-    return {
-        name: [captions[name][kind] for kind in order if kind in captions[name]] for name in results.study.comparisons
-    }

@@ -31,6 +31,12 @@ def gemm_case(name: str) -> GemmCase | None:
     return GemmCase(found["layer"], int(found["m"]), bool(found["cast"])) if found else None
 
 
+def introduction(operator: OperatorResult) -> str:
+    """Which comparison it is, and of what."""
+    baseline = f"; the baseline is `{operator.baseline}`" * (len(operator.variants) > 1)
+    return f"Comparison `{operator.name}` of calls, not training steps: the operator `{operator.workload}`{baseline}."
+
+
 class Table(NamedTuple):
     headings: list[str]
     lines: list[list[str]]

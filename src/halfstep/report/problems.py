@@ -29,6 +29,9 @@ REMEDIES: dict[str, str] = {
 }
 assert set(REMEDIES) == set(TABLE_STATUSES) - {"ok"}
 
+HEADINGS = ("comparison", "variant", "replicates", "reason")
+CAPABILITY_HEADINGS = ("capability", "status", "detail", "what to do")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -39,6 +42,14 @@ class Problem:
     meaning: str
     remedy: str
     lines: list[tuple[str, str, str, str]]
+
+    @property
+    def heading(self) -> str:
+        return f"{self.status[0].upper()}{self.status[1:]}: {wording.count(self.runs, 'run')}"
+
+    @property
+    def explanation(self) -> str:
+        return f"That is: {self.meaning}. {self.remedy}"
 
 
 def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
@@ -59,11 +70,19 @@ def problems(runs: Iterable[Row], image: bool = False) -> list[Problem]:
             sum(map(len, lines.values())),
             TABLE_STATUSES[status],
             _with_flag(remedies[status]) if image else remedies[status],
-            [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), _cut(key[2])) for key, n in lines.items()],
+            [(f"`{key[0]}`", f"`{key[1]}`", wording.ranges(n), shorten(key[2])) for key, n in lines.items()],
         )
         for status, lines in grouped.items()
         if lines
     ]
+
+
+def tally(runs: Iterable[Row], found: Iterable[Problem]) -> tuple[str, str]:
+    """How many runs are ok, and what the others are; the second is empty where all are ok."""
+    rows = list(runs)
+    ok = sum(row["status"] == "ok" for row in rows)
+    others = ", ".join(f"{problem.runs} {problem.status}" for problem in found)
+    return f"{ok} of {len(rows)} runs are ok.", f"The others: {others}" if others else ""
 
 
 def _waiting(rows: Iterable[Row]) -> str:
@@ -90,7 +109,8 @@ def _with_flag(remedy: str) -> str:
     )
 
 
-def _cut(reason: str) -> str:
+def shorten(reason: str) -> str:
+    """What of a reason stands in a table of the report."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
 
 

@@ -42,7 +42,7 @@ def proof_row(runs: Sequence[Profiled]) -> Row | None:
         return None
     profiles = [read_profile(row, kernels) for row, _, kernels in profiled]
     row, applied, _ = profiled[0]
-    breaks = [int(value) for found, _, _ in profiled if (value := found["graph_breaks"])]
+    breaks = [int(float(value)) for found, _, _ in profiled if (value := found["graph_breaks"])]
     return {
         "comparison": row["comparison"],
         "variant": row["variant"],
@@ -69,6 +69,11 @@ HEADINGS = [
     "variant", "matrix products by time", "optimizer's kernel", "norm's kernel", "layers converted (left)",
     "graph breaks",
 ]  # fmt: skip
+INTRODUCTION = (
+    "What a profiled step of each variant shows. Products of less than 1 % of the products' time are left out; a "
+    "kernel is named where the recipe has one of its own. A run whose step shows something else than was asked "
+    "is `invalid`."
+)
 
 
 def cells(row: Row) -> list[str]:

@@ -29,6 +29,11 @@ def by_protocol(run: Mapping[str, str], protocol: str) -> Row:
     return row
 
 
+def shown_time(run: Row) -> str:
+    """The step time of a run that `by_protocol` gave, whatever its status: to be seen, and to enter no number."""
+    return run[STEP_TIME[run["protocol"]]]
+
+
 def clock(protocol: str, scope: Scope) -> str:
     """How a step time that is not the median of the window came about, in words; empty for the median."""
     window = SMOKE_WINDOW if scope.scale == "smoke" else ARTICLE_WINDOW

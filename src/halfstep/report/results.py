@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halfstep.records import SUMMARY_COLUMNS, one_per_run, read_csv, read_record
+from halfstep.records import SUMMARY_COLUMNS, one_per_run, read_record
 from halfstep.registry import OPERATORS
 from halfstep.report import snapshot
+from halfstep.report.bands import OUTSIDE
 from halfstep.report.claims import CLAIMS_COLUMNS
+from halfstep.report.parity import PARITY_COLUMNS
 from halfstep.report.proofs import PROOFS_COLUMNS
 from halfstep.report.protocols import by_protocol, clock
 from halfstep.report.statistics import Ranking, Ratio
@@ -22,6 +24,7 @@ from halfstep.report.tables import (
     VARIANTS_COLUMNS,
     Row,
     number,
+    read_table,
 )
 from halfstep.runs import Scope
 from halfstep.study import SMOKE_BATCH, Comparison, Study
@@ -35,6 +38,7 @@ class VariantResult:
     runs: list[Row]  # by the comparison's protocol
     speedup: Ratio | None  # None for the baseline
     kernels: dict[str, float]  # ms per step by kind, idle among them; empty without a profile
+    struck: str = ""  # why its speed-up must not be used
 
     @property
     def name(self) -> str:
@@ -43,6 +47,16 @@ class VariantResult:
     @property
     def measured(self) -> bool:
         return self.row["status"] == "ok"
+
+    @property
+    def outside(self) -> bool:
+        """Whether it trains out of bounds."""
+        return self.row["parity"] == OUTSIDE
+
+    @property
+    def usable(self) -> bool:
+        """Measured, and not out of bounds: something to recommend."""
+        return self.measured and not self.outside
 
     @property
     def ok_runs(self) -> list[Row]:
@@ -72,13 +86,22 @@ class ComparisonResult:
     title: str
     baseline: str
     variants: list[VariantResult]
-    ranking: Ranking | None  # None where nothing was measured
+    ranking: Ranking | None  # of those that do not train out of bounds; None where none of them was measured
     proofs: list[Row] = field(default_factory=list)  # of proofs.csv
     clock: str = ""  # what the step time is where it is not the median by the device's clock
 
     @property
     def measured(self) -> list[VariantResult]:
         return [variant for variant in self.variants if variant.measured]
+
+    @property
+    def usable(self) -> list[VariantResult]:
+        return [variant for variant in self.variants if variant.usable]
+
+    @property
+    def outside(self) -> list[VariantResult]:
+        """Measured, and out of bounds in training."""
+        return [variant for variant in self.measured if variant.outside]
 
     def __getitem__(self, name: str) -> VariantResult:
         return next(variant for variant in self.variants if variant.name == name)
@@ -122,6 +145,7 @@ class Results:
     operators: list[OperatorResult]
     runs: list[Row]  # an operator's run has a row per case
     claims: list[Row]
+    parity: list[Row]
     records: list[dict[str, Any]]  # of the runs that are neither missing nor stale
     doctor: dict[str, Any]
 
@@ -142,14 +166,14 @@ def load(scope_dir: Path) -> Results:
     """Read study.json, the tables, the records and, if it is there, the doctor's report."""
     scope, study = snapshot.read(scope_dir)
     tables = scope_dir / "tables"
-    runs = read_csv(tables / "runs.csv", SUMMARY_COLUMNS)
-    variants = read_csv(tables / "variants.csv", VARIANTS_COLUMNS)
+    runs = read_table(tables / "runs.csv", SUMMARY_COLUMNS)
+    variants = read_table(tables / "variants.csv", VARIANTS_COLUMNS)
     speedups = {
-        (row["comparison"], row["variant"], row["case"]): _ratio(row)
-        for row in read_csv(tables / "speedups.csv", SPEEDUPS_COLUMNS)
+        (row["comparison"], row["variant"], row["case"]): (_ratio(row), row["struck"])
+        for row in read_table(tables / "speedups.csv", SPEEDUPS_COLUMNS)
     }
     rankings: dict[str, dict[str, dict[str, Ratio]]] = {}  # by comparison and its fastest variant
-    for row in read_csv(tables / "ranking.csv", RANKING_COLUMNS):
+    for row in read_table(tables / "ranking.csv", RANKING_COLUMNS):
         ratio = Ratio(
             number(row["ratio"]),
             number(row["low"]),
@@ -159,9 +183,9 @@ def load(scope_dir: Path) -> Results:
             reason=row["reason"],
         )
         rankings.setdefault(row["comparison"], {}).setdefault(row["fastest"], {})[row["variant"]] = ratio
-    proofs = read_csv(tables / "proofs.csv", PROOFS_COLUMNS)
+    proofs = read_table(tables / "proofs.csv", PROOFS_COLUMNS)
     kernels: dict[tuple[str, str], dict[str, float]] = {}
-    for row in read_csv(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
+    for row in read_table(tables / "kernels.csv", KERNELS_TABLE_COLUMNS):
         kernels.setdefault((row["comparison"], row["variant"]), {})[row["kind"]] = float(row["ms_per_step"])
     by_variant: dict[tuple[str, str], list[Row]] = {}
     for row in runs:
@@ -171,8 +195,8 @@ def load(scope_dir: Path) -> Results:
     for row in variants:
         key = row["comparison"], row["variant"]
         runs_of_case = [run for run in by_variant[key] if run["case"] in ("", row["case"])]
-        speedup = speedups.get((*key, row["case"]))
-        found[key[0]].append(VariantResult(row, runs_of_case, speedup, kernels.get(key, {})))
+        speedup, struck = speedups.get((*key, row["case"]), (None, ""))
+        found[key[0]].append(VariantResult(row, runs_of_case, speedup, kernels.get(key, {}), struck))
     smoke = f" (smoke: tiny model, batch {SMOKE_BATCH})" if scope.scale == "smoke" else ""
     trained = {name: entry for name, entry in study.comparisons.items() if entry.workload not in OPERATORS}
     comparisons = [
@@ -195,8 +219,9 @@ def load(scope_dir: Path) -> Results:
     usable = [row for row in runs if row["status"] not in ("missing", "stale")]
     folders = dict.fromkeys(run_folder(scope_dir, row) for row in usable)
     records = [read_record(folder) for folder in folders]
-    claims = read_csv(tables / "claims.csv", CLAIMS_COLUMNS)
-    return Results(scope_dir, scope, study, comparisons, operators, runs, claims, records, _doctor(scope_dir))
+    claims = read_table(tables / "claims.csv", CLAIMS_COLUMNS)
+    parity = read_table(tables / "parity.csv", PARITY_COLUMNS)
+    return Results(scope_dir, scope, study, comparisons, operators, runs, claims, parity, records, _doctor(scope_dir))
 
 
 def _operator(name: str, comparison: Comparison, found: list[VariantResult], smoke: str) -> OperatorResult:
@@ -212,10 +237,10 @@ def _operator(name: str, comparison: Comparison, found: list[VariantResult], smo
 
 
 def _ranking(found: dict[str, dict[str, Ratio]], variants: list[VariantResult]) -> Ranking | None:
-    """A single measured variant has nothing to be ranked against, and so no row in ranking.csv."""
+    """A single variant has nothing to be ranked against, and so no row in ranking.csv."""
     for best, ratios in found.items():
         return Ranking(best, ratios)
-    alone = [variant.name for variant in variants if variant.measured]
+    alone = [variant.name for variant in variants if variant.usable]
     return Ranking(alone[0], {}) if alone else None
 
 

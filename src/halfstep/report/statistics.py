@@ -153,10 +153,11 @@ def rank(timings: dict[str, Sequence[Timing]]) -> Ranking | None:
     if not measured:
         return None
     by_mean = sorted(measured, key=lambda name: geometric_mean([run.ms_per_sample for run in measured[name]]))
-    rankings = {
-        best: Ranking(best, {name: compare(runs, measured[best]) for name, runs in measured.items() if name != best})
-        for best in by_mean
-    }
-    # the means of two variants may be of different replicates: what a ratio shows to be slower is not the fastest
-    best = next((name for name in by_mean if not any(r.below_one for r in rankings[name].ratios.values())), by_mean[0])
-    return rankings[best]
+    rankings: dict[str, Ranking] = {}
+    for best in by_mean:
+        ratios = {name: compare(runs, measured[best]) for name, runs in measured.items() if name != best}
+        rankings[best] = Ranking(best, ratios)
+        # the means of two variants may be of different replicates: what a ratio shows to be slower is not the fastest
+        if not any(ratio.below_one for ratio in ratios.values()):
+            return rankings[best]
+    return rankings[by_mean[0]]

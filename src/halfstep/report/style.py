@@ -18,6 +18,7 @@ from halfstep.report.tables import IDLE
 COLUMN_IN, FULL_IN = 3.4, 7.0  # widths of one and of two columns on paper
 LABEL_CHARACTERS = 20  # of a variant's name in one line
 LINE_IN = 0.125  # height of one line of a label
+DPI = 200
 GREY, DARK = "0.45", "0.15"
 
 PALETTE = [matplotlib.colors.to_hex(colour) for colour in sns.color_palette("colorblind")]
@@ -60,13 +61,17 @@ RC = {
     "lines.linewidth": 1.1,
     "text.parse_math": False,  # a `$` in a unit is a `$`
     "figure.constrained_layout.use": True,
+    "figure.dpi": DPI,  # at which figures are laid out
     "pdf.fonttype": 42,  # TrueType, embedded: what publishers ask for
+    "pdf.compression": 0,  # or the bytes hang on the build of zlib
     "svg.hashsalt": "halfstep",  # or ids are random
 }
 
 
 def wrap(name: str, width: int = LABEL_CHARACTERS) -> str:
     """A variant's name over as many lines as it needs, broken where it has a hyphen, dot or underscore."""
+    if "\n" in name:
+        return "\n".join(wrap(line, width) for line in name.split("\n"))
     breakable = name.replace("_", "_\u200b").replace(".", ".\u200b").replace("-", "-\u200b")
     lines, line = [], ""
     for part in breakable.split("\u200b"):
@@ -80,8 +85,11 @@ def wrap(name: str, width: int = LABEL_CHARACTERS) -> str:
 def save(figure: Figure, stem: Path) -> None:
     """Write svg, pdf and png beside each other, without dates and atomically."""
     stem.parent.mkdir(parents=True, exist_ok=True)
+    # laid out once for all three
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
         path = stem.with_name(f"{stem.name}.{suffix}")
         temporary = path.with_name(f".{path.name}")
-        figure.savefig(temporary, format=suffix, dpi=200, metadata=metadata)
+        figure.savefig(temporary, format=suffix, dpi=DPI, metadata=metadata)
         temporary.replace(path)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import floor, isfinite, log10
+from pathlib import Path
 from statistics import fmean, median
 
+from halfstep.claims import PROTOCOLS
 from halfstep.kernel_kinds import KINDS, kind_of
-from halfstep.records import TABLE_STATUSES
+from halfstep.records import RESULT_COLUMNS, TABLE_STATUSES, read_csv
+from halfstep.report.origin import check_numbers
 from halfstep.report.statistics import Timing, compare, geometric_mean, rank
 
 Row = dict[str, str]
@@ -33,6 +36,9 @@ SETTINGS = (
     "memory_cap_gib",
     "batch",
 )
+
+NUMERIC = [name for name in RESULT_COLUMNS if name not in ("sample_unit", "compile_cache", "value")]
+"""results that are numbers"""
 
 PROTOCOL = "what a replicate's step time is: `fair`: step_ms_median, `article`: host_ms_mean of runs.csv"
 
@@ -94,6 +100,9 @@ VARIANTS_COLUMNS: dict[str, str] = {
     "energy_j_per_sample": "energy_j_per_step / samples_per_step (J)",
     **{column: meaning for column, (meaning, _) in COLD.items()},
     "first_step_warm_s": "median first step where the compile cache was reused (s)",
+    "parity": "whether it trains as fp32 does, by the verdicts of parity.csv: the worst of its recipes' and its own; "
+    "empty for an operator",
+    "parity_why": "which of them, and why it is not `within`",
 }
 SPEEDUPS_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
@@ -110,11 +119,12 @@ SPEEDUPS_COLUMNS: dict[str, str] = {
     "method": "`paired` (Student's t on the log ratios), `unpaired` (Welch's t on the logs), `single` (one pair, no "
     "interval) or empty (no ratio)",
     "reason": "why there is no ratio, no interval or no pairing",
+    "struck": "why the ratio must not be used: which side trains out of bounds; empty where it may",
 }
 RANKING_COLUMNS: dict[str, str] = {
     "comparison": "comparison in config.yaml",
-    "variant": "measured variant that is not the fastest",
-    "fastest": "variant with the least time per sample (geometric mean)",
+    "variant": "measured variant that is not the fastest, and does not train out of bounds",
+    "fastest": "variant with the least time per sample (geometric mean), of those that do not train out of bounds",
     "ratio": "time per sample of the variant over the fastest's: how many times as fast the fastest is",
     "low": "lower end of the 95 % interval",
     "high": "upper end of the 95 % interval",
@@ -130,6 +140,31 @@ KERNELS_TABLE_COLUMNS: dict[str, str] = {
     "share": "share of the sum over all kinds and idle",
     "replicates": "ok replicates with a profile",
 }
+
+
+# columns of all tables together, since a name means the same in each
+NUMBERS = frozenset(
+    {
+        *NUMERIC, *AGGREGATES, *COLD, *TABLE_STATUSES, *PROTOCOLS, "replicate", "replicates", "energy_j_per_sample",
+        "first_step_warm_s", "speedup", "pairs", "n_baseline", "n_variant", "ratio", "low", "high", "ms_per_step",
+        "share", "seed", "steps", "final_loss", "reference_loss", "deviation", "visible", "own_deviation",
+        "norm_deviation", "norm_visible", "parameters_trained", "skipped_steps",
+    }
+)  # fmt: skip
+NUMBER_ENDS = ("_low", "_high", "_pairs", "_share")
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> list[Row]:
+    """The rows of one of our tables, as `read_csv` gives them.
+
+    Raises:
+        RecordError: as `read_csv`; or a cell is no number where one belongs, as after a program with decimal commas has
+            saved the table.
+    """
+    rows = read_csv(path, columns)
+    numbers = [name for name in columns if name in NUMBERS or name.endswith(NUMBER_ENDS)]
+    check_numbers(path.name, rows, numbers, finite=False)
+    return rows
 
 
 def number(text: str) -> float | None:

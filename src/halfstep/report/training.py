@@ -18,7 +18,7 @@ MOSTLY = 0.5  # share of telemetry samples
 def variant_headings(comparison: ComparisonResult) -> list[str]:
     sample = wording.singular(comparison.unit)
     found = [
-        "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "peak allocated GiB",
+        "variant", "batch", "step ms", f"{comparison.unit}/s", "speed-up", "n", "parity", "peak allocated GiB",
         "model TFLOP/s (of peak)", f"mJ/{sample}", "first step s (compiling s)", "status",
     ]  # fmt: skip
     if comparison.clock:
@@ -40,14 +40,32 @@ def variant_cells(variant: VariantResult) -> list[str]:
         row["batch"],
         digits(variant["step_ms"], 4),
         digits(variant["samples_per_s"]),
-        "baseline" if speedup is None else wording.ratio(speedup),
+        _speedup(variant),
         _n(speedup),
+        row["parity"],
         digits(variant["peak_allocated_gib"]),
         tflops,
         digits(None if energy is None else energy * 1e3),
         digits(variant["first_step_s"]) + (f" ({digits(compiling)})" if compiling is not None else ""),
         *(_whole_run(variant) if row["protocol"] == "article" else ()),
         "ok" if ok == asked else f"ok {ok} of {asked}" if ok else wording.status(row["status"]),
+    ]
+
+
+def _speedup(variant: VariantResult) -> str:
+    text = "baseline" if variant.speedup is None else wording.ratio(variant.speedup)
+    return wording.strike(text) if variant.struck and text != EMPTY else text
+
+
+def struck(comparison: ComparisonResult) -> list[str]:
+    """Why speed-ups are struck out; in one sentence where it is the baseline's doing."""
+    names: dict[str, list[str]] = {}
+    for variant in comparison.variants:
+        if variant.struck and variant.speedup and variant.speedup.value is not None:
+            names.setdefault(variant.struck, []).append(variant.name)
+    return [
+        f"Struck out: {why}." if why.startswith(f"{code(found)} ") else f"Struck out: {code(found)}, since {why}."
+        for why, found in names.items()
     ]
 
 
@@ -102,6 +120,23 @@ def settings(results: Results, comparison: ComparisonResult) -> str:
     if counts:
         parts.append(f"{wording.join(f'{n:,}' for n in sorted(counts))} parameters")
     return f"Settings: {', '.join(parts)}."
+
+
+def introduction(results: Results, comparison: ComparisonResult) -> str:
+    """Which comparison it is, and what its variants were set to."""
+    named = f"Comparison `{comparison.name}`; the baseline is `{comparison.baseline}`."
+    return f"{named} {settings(results, comparison)}"
+
+
+def protocol(comparison: ComparisonResult) -> str:
+    """How it was timed where not as the others; empty where as they."""
+    if not comparison.clock:
+        return ""
+    return (
+        f"By the article's protocol: a DataLoader in the step, and as step time the {comparison.clock}. Ratios, "
+        "ranking and figures of this comparison go by it. Run time and final loss are those of the window, of the same "
+        "number of steps for all."
+    )
 
 
 def flops(comparison: ComparisonResult) -> str:

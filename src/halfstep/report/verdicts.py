@@ -11,6 +11,7 @@ from halfstep.report.tables import FUSIBLE, GEMMS, IDLE
 
 HOLDS, WEAKER, DOES_NOT_HOLD = "holds here", "weaker here", "does not hold here"
 NOT_DECIDED, NOT_MEASURABLE = "not decided", "not measurable here"
+OUT_OF_BOUNDS = "out of bounds"
 FASTER, SLOWER, DEPENDS = "faster", "slower", "depends"
 VERDICTS: dict[str, str] = {
     HOLDS: "the interval lies above 1 and reaches the expected ratio, if there is one; the batch, or the graph breaks, "
@@ -19,6 +20,7 @@ VERDICTS: dict[str, str] = {
     DOES_NOT_HOLD: "the interval lies below 1; the batch does not grow; there is no graph break",
     NOT_DECIDED: "1 lies in the interval, or there is none; larger batches would have to be tried",
     NOT_MEASURABLE: "a side has no run with status ok, or there is no ratio between the two; at smoke scale always",
+    OUT_OF_BOUNDS: "a side of the ratio trains out of bounds, so its speed decides nothing",
     FASTER: "a question's answer: the interval lies above 1",
     SLOWER: "a question's answer: the interval lies below 1",
     DEPENDS: "a question's answer: faster in some of what is compared and slower in some",

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from math import floor, log10
 
-from halfstep.report.statistics import CONFIDENCE, Ratio
+from halfstep.report.statistics import Ratio
 
 EMPTY = "–"
-INTERVAL = f"{CONFIDENCE:.0%} interval".replace("%", " %")
+# a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
+CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
+# numbers alone, which is all that our own sentences strike out
+STRUCK = re.compile(r"~~([\d.,\[\] <>]+)~~")
+
+
+def one_line(text: str) -> str:
+    """Any text in one line, without what cannot be printed; a dash for none."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split()) or EMPTY
 
 
 def digits(value: float | None, significant: int = 3) -> str:
@@ -33,6 +42,11 @@ def ratio(value: Ratio) -> str:
     shown = {digits(number) for number in (value.value, value.low, value.high)}
     significant = 3 if len(shown) == 3 else 4
     return f"{digits(value.value, significant)} [{_end(value.low, significant)}, {_end(value.high, significant)}]"
+
+
+def strike(text: str) -> str:
+    """A number that must not be used, as Markdown has it: readable, and struck out."""
+    return f"~~{text}~~"
 
 
 def _end(number: float, significant: int) -> str:

@@ -57,3 +57,14 @@ def why_no_gpu() -> tuple[str, str]:
         return "the loaded NVIDIA driver and its library differ in version", "reboot, so that the new driver is loaded"
     except (pynvml.NVMLError, OSError) as error:
         return f"the NVIDIA driver does not answer: {error}", "see what nvidia-smi says"
+
+
+def why_driver_is_silent() -> tuple[str, str] | None:
+    """Where a driver is loaded and does not answer: why not, and the remedy; None otherwise."""
+    try:
+        with nvml():
+            return None
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None  # so there is no GPU that could be used, as on many a login node
+    except (pynvml.NVMLError, OSError):
+        return None if hidden() else why_no_gpu()

@@ -21,6 +21,9 @@ from halfstep.system.gpu import GIB, Gpu, ask, scaled
 INTERVAL_S = 0.2
 PATIENCE_S = 5.0  # for a driver that no longer returns from a call
 
+# what NVML puts into an unsigned field that it cannot fill (nvml.h, NVML_VALUE_NOT_AVAILABLE)
+NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+
 POWER_CAP = pynvml.nvmlClocksEventReasonSwPowerCap
 # The bits of NVML's "clocks event reasons" (nvml.h), which older drivers call throttle reasons.
 REASONS: dict[int, str] = {
@@ -169,7 +172,8 @@ class Sampler:
         window.end_s = time.perf_counter()
 
     def _ask(self, query: Any, *arguments: Any) -> Any:
-        return None if self._handle is None else ask(query, self._handle, *arguments)
+        answer = None if self._handle is None else ask(query, self._handle, *arguments)
+        return None if answer in NOT_AVAILABLE else answer
 
     def _sample(self) -> _Sample:
         reasons = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)

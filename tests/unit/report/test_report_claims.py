@@ -16,8 +16,8 @@ from halfstep.records import SUMMARY_COLUMNS, read_csv, write_csv
 from halfstep.report.claims import claim_rows
 from halfstep.report.collect import collect
 from halfstep.report.figures import plot
-from halfstep.report.markdown import write_report
 from halfstep.report.results import load
+from halfstep.report.write import write_report
 from halfstep.study import Study, validate
 
 VIT = {"samples": 32, "unit": "images", "tflop": 32.0, "peak": 989.0}
@@ -305,7 +305,7 @@ def products(**sides: object) -> Study:
 def test_a_claim_over_shapes(ours, case, verdict, sides):
     theirs = operator_rows("bf16-blocks", {"small": 2.0, "large": 9.0})
     runs = {("fair", "fp8"): operator_rows("fp8", ours), ("fair", "bf16-blocks"): theirs}
-    (row,) = claim_rows(products(case=case), runs, [], smoke=False)
+    (row,) = claim_rows(products(case=case), runs, [], {}, smoke=False)
     assert (row["verdict"], row["same_batch_sides"]) == (verdict, sides)
     if verdict == "depends":
         assert row["why"] == (
@@ -320,7 +320,7 @@ def test_a_variant_that_failed_has_no_shapes_of_its_own():
         ("fair", "fp8"): operator_rows("fp8", {"": 1.0}, "unsupported"),
         ("fair", "bf16-blocks"): operator_rows("bf16-blocks", {"small": 2.0, "large": 9.0}),
     }
-    (row,) = claim_rows(products(), runs, [], smoke=False)
+    (row,) = claim_rows(products(), runs, [], {}, smoke=False)
     assert (row["verdict"], row["why"]) == ("not measurable here", "`fp8` is unsupported: no kernel.")
 
 

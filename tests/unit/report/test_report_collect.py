@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from halfstep.records import RESULT_COLUMNS
+from halfstep.parity.plan import parity_keys
 from halfstep.report.collect import collect
 from halfstep.report.results import load
 from halfstep.report.tables import cell
@@ -88,116 +88,6 @@ def test_missing(h200, folder, study):
     assert rows(h200, "speedups", "blocks")[0]["pairs"] == "2"
 
 
-def edit_record(**changes):
-    def edit(folder: Path) -> None:
-        path = folder / "record.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return edit
-
-
-def replace(name: str, old: str, new: str):
-    def edit(folder: Path) -> None:
-        text = (folder / name).read_text()
-        assert old in text
-        (folder / name).write_text(text.replace(old, new))
-
-    return edit
-
-
-def cut(name: str):
-    def edit(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:-3])
-
-    return edit
-
-
-def swap_in(name: str, replicate: int):
-    return lambda folder: shutil.copy(folder.parent / f"rep{replicate}" / name, folder / name)
-
-
-def decimal_comma(folder: Path) -> None:
-    path = folder / "summary.csv"
-    with path.open(newline="") as stream:
-        heading, cells = csv.reader(stream)
-    cells[heading.index("step_ms_median")] = "287,9"
-    with path.open("w", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([heading, cells])
-
-
-def set_cell(name: str, column: str, value: str, row: int = 0):
-    def edit(folder: Path) -> None:
-        path = folder / name
-        with path.open(newline="") as stream:
-            lines = list(csv.reader(stream))
-        lines[1 + row][lines[0].index(column)] = value
-        with path.open("w", newline="") as stream:
-            csv.writer(stream, lineterminator="\n").writerows(lines)
-
-    return edit
-
-
-def twice(folder: Path) -> None:
-    heading, line = (folder / "summary.csv").read_text().splitlines()
-    (folder / "summary.csv").write_text(f"{heading}\n{line}\n{line}\n")
-
-
-def heading_only(folder: Path) -> None:
-    (folder / "steps.csv").write_text((folder / "steps.csv").read_text().splitlines()[0] + "\n")
-
-
-FAULTS = {
-    "edited median": (set_cell("summary.csv", "step_ms_median", "1.0"), "samples_per_s"),
-    "edited throughput": (set_cell("summary.csv", "samples_per_s", "99999"), "samples_per_s is 99999"),
-    "no throughput": (set_cell("summary.csv", "samples_per_s", ""), "its samples_per_s is ''"),
-    "throughput of 0": (set_cell("summary.csv", "samples_per_s", "0"), "its samples_per_s is '0'"),
-    "TFLOP/s of 0": (set_cell("summary.csv", "model_tflop_per_s", "0"), "its model_tflop_per_s is '0'"),
-    "negative share of the peak": (set_cell("summary.csv", "peak_share", "-1"), "its peak_share is '-1'"),
-    "negative step": (set_cell("steps.csv", "step_ms", "-5"), "step_ms is '-5'"),
-    "empty step": (set_cell("steps.csv", "step_ms", ""), "step_ms is ''"),
-    "steps of another replicate": (swap_in("steps.csv", 1), "not of steps.csv"),
-    "no steps": (heading_only, "steps.csv has 0 timed steps"),
-    "another sitting": (set_cell("summary.csv", "sitting", "s9"), "its sitting is 's9'"),
-    "another environment": (set_cell("summary.csv", "environment", "e9"), "its environment is 'e9'"),
-    "another GPU": (set_cell("summary.csv", "gpu_uuid", "GPU-9"), "its gpu_uuid is 'GPU-9'"),
-    "another batch": (set_cell("summary.csv", "batch", "9"), "its batch is '9'"),
-    "another precision": (set_cell("summary.csv", "precision", "fp8"), "its precision is 'fp8'"),
-    "a row twice": (twice, "has a row twice"),
-    "a cell without an end": (set_cell("steps.csv", "loss", "1" * 200_000), "is no CSV"),
-    "environment that is a list": (edit_record(environment=[1]), "environment is [1]"),
-    "GPU that is a word": (edit_record(gpu="H200"), "gpu is 'H200'"),
-    "status that is a list": (edit_record(status=["ok"]), "unknown status"),
-    "record without a bottom": (lambda folder: (folder / "record.json").write_text("[" * 100_000), "not whole JSON"),
-    "other configuration": (edit_record(run_hash="0" * 16), "another configuration"),
-    "cut record": (cut("record.json"), "record.json is not whole JSON"),
-    "cut summary": (cut("summary.csv"), "summary.csv is cut off"),
-    "cut steps": (cut("steps.csv"), "steps.csv is cut off"),
-    "cut kernels": (cut("kernels.csv"), "kernels.csv is cut off"),
-    "no summary": (lambda folder: (folder / "summary.csv").unlink(), "summary.csv cannot be read"),
-    "other format": (edit_record(format=99), "not of format"),
-    "other columns": (replace("summary.csv", "step_ms_median", "step_us_median"), "does not have the columns"),
-    "another run's record": (edit_record(variant="whole"), "record is of another run"),
-    "another run's summary": (swap_in("summary.csv", 1), "not of this record: its replicate is '1'"),
-    "another length of steps": (replace("steps.csv", "window", "warmup"), "steps.csv has 0 timed steps"),
-    "unknown status": (edit_record(status="fine"), "unknown status"),
-    "decimal comma": (decimal_comma, "step_ms_median is not a number: '287,9'"),
-    "infinite": (replace("steps.csv", "\n0,window,", "\n0,window,inf"), "step_ms is not a number"),
-    "binary": (lambda folder: (folder / "kernels.csv").write_bytes(b"\xff\xfe\x00"), "kernels.csv cannot be read"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_cannot_be_used_is_stale_and_carries_no_number(h200, folder, study, fault):
-    edit, reason = FAULTS[fault]
-    edit(folder)
-    collect(h200, study)
-    row = rows(h200, "runs", "blocks")[1]
-    assert row["status"] == "stale"
-    assert reason in row["reason"]
-    assert not any(row[column] for column in RESULT_COLUMNS)
-    assert rows(h200, "variants", "blocks")[0]["ok"] == "2"
-
-
 def test_a_changed_study_says_what_changed(h200, scopes):
     config = json.loads(json.dumps(scopes.config))
     config["comparisons"]["vit-b128"]["variants"]["blocks"]["batch"] = 64
@@ -216,7 +106,8 @@ def test_another_recipe_is_said_by_its_name_alone(h200, scopes):
 
 
 def test_code_counts_only_where_it_is_given(h200, study):
-    codes = dict.fromkeys(run_keys(study, Scope.parse("h200")), "c0de")
+    scope = Scope.parse("h200")
+    codes = dict.fromkeys([*run_keys(study, scope), *parity_keys(study, scope)], "c0de")
     collect(h200, study, {**codes, KEY: "new"})
     row = rows(h200, "runs", "blocks")[1]
     assert (row["status"], row["reason"]) == ("stale", "made by another version of the code that measures")
