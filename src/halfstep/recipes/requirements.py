@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -25,17 +22,6 @@ def require_compute_capability(device: torch.device, needed: tuple[int, int], wh
     """Raises: Unsupported, on a GPU older than `needed`; a CPU passes."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < needed:
         raise Unsupported(f"{what} needs compute capability {needed[0]}.{needed[1]} or newer")
-
-
-def require_triton(device: torch.device, what: str) -> None:
-    """Raises: Unsupported, on a GPU without Triton or the C compiler it builds its launcher with; a CPU passes."""
-    if device.type != "cuda":
-        return
-    if importlib.util.find_spec("triton") is None:
-        raise Unsupported(f"{what} needs Triton, which comes with torch for Linux and CUDA, and it is not installed")
-    # in the order of triton/runtime/build.py
-    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
-        raise Unsupported(f"{what} needs a C compiler such as gcc for Triton, and none is on the PATH")
 
 
 def load(module: str) -> Any:

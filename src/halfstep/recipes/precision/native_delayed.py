@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from halfstep.errors import Unsupported
 from halfstep.fp8.fuse import BlockKind, fuse
 from halfstep.fp8.linear import convert
 from halfstep.fp8.synchronise import Synchroniser
 from halfstep.recipes.precision.fp8_linears import Fp8Linears
-from halfstep.recipes.requirements import require_triton
 
 TIMM_BLOCK = BlockKind(
     types={
@@ -45,7 +48,7 @@ class NativeDelayed(Fp8Linears):
 
     def __init__(self, device: torch.device, weights: torch.dtype) -> None:
         super().__init__(device, weights)
-        require_triton(device, "our FP8 on a GPU")
+        _require_triton(device)
 
     def convert(self, model: nn.Module, names: frozenset[str]) -> None:
         convert(model, lambda name, _: name in names, amax_init=self.amax_init)
@@ -72,3 +75,15 @@ class NativeDelayedNoInit(NativeDelayedLinears):
     """As the article ran it (`enable_amax_init=False`): linear layers, and the first step casts with the scale 1."""
 
     amax_init: ClassVar[bool] = False
+
+
+def _require_triton(device: torch.device) -> None:
+    """Raises: Unsupported, on a GPU without Triton or the C compiler it builds its launcher with; a CPU passes."""
+    if device.type != "cuda":
+        return
+    what = "our FP8 on a GPU"
+    if importlib.util.find_spec("triton") is None:
+        raise Unsupported(f"{what} needs Triton, which comes with torch for Linux and CUDA, and it is not installed")
+    # in the order of triton/runtime/build.py
+    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
+        raise Unsupported(f"{what} needs a C compiler such as gcc for Triton, and none is on the PATH")
