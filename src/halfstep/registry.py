@@ -15,6 +15,7 @@ PARITY = "halfstep.measure.parity:measure"
 WORKLOADS: dict[str, str] = {
     "vit_huge": "halfstep.workloads.vit:VIT_HUGE",
     "lm": "halfstep.workloads.lm:LM",
+    "lm_wide": "halfstep.workloads.lm_wide:LM_WIDE",
 }
 
 PRECISIONS: dict[str, str] = {

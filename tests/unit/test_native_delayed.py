@@ -102,8 +102,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[nn.Module, dic
     return build
 
 
-@pytest.mark.parametrize("workload", ["vit_huge", "lm"])
-def test_the_blocks_of_both_workloads_are_fused(built: Any, workload: str) -> None:
+@pytest.mark.parametrize("workload", ["vit_huge", "lm", "lm_wide"])
+def test_the_blocks_of_all_workloads_are_fused(built: Any, workload: str) -> None:
     model, applied = built(workload, precision="native_delayed")
     assert applied["blocks_fused"] == ["blocks.0", "blocks.1"]
     assert applied["blocks_not_fused"] == {}
