@@ -31,7 +31,8 @@ setup: .venv/.train
 # A file's tests in one worker, for its fixtures cost more than its tests.
 test: .venv/.dev .venv/.validator
 	@$(in_venv) $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
-	    -m "not gpu and not image and not slurm and not browser" $(ARGS)
+	    -m "not gpu and not image and not slurm and not browser and not interpreter" $(ARGS)
+	@$(in_venv) TRITON_INTERPRET=1 $(bin)/python -m pytest -m interpreter tests/unit/fp8
 
 lint: .venv/.dev
 	$(bin)/ruff check

@@ -15,6 +15,7 @@ PARITY = "halfstep.measure.parity:measure"
 WORKLOADS: dict[str, str] = {
     "vit_huge": "halfstep.workloads.vit:VIT_HUGE",
     "lm": "halfstep.workloads.lm:LM",
+    "lm_wide": "halfstep.workloads.lm_wide:LM_WIDE",
 }
 
 PRECISIONS: dict[str, str] = {
@@ -23,6 +24,7 @@ PRECISIONS: dict[str, str] = {
     "bf16": "halfstep.recipes.precision.bf16:Bf16",
     "fp16": "halfstep.recipes.precision.fp16:Fp16GradScaler",
     "native_delayed": "halfstep.recipes.precision.native_delayed:NativeDelayed",
+    "native_delayed_linears": "halfstep.recipes.precision.native_delayed:NativeDelayedLinears",
     "native_delayed_no_init": "halfstep.recipes.precision.native_delayed:NativeDelayedNoInit",
     "torchao_tensorwise": "halfstep.recipes.precision.torchao:TorchaoTensorwise",
     "torchao_rowwise": "halfstep.recipes.precision.torchao:TorchaoRowwise",

@@ -1,4 +1,7 @@
-"""FP8 with delayed scaling on a real GPU: the values, the kernels, the compiler, the CUDA graph."""
+"""FP8 with delayed scaling on a real GPU: the values, the kernels, the compiler, the CUDA graph.
+
+The kernels by themselves: `pytest -m gpu tests/unit/fp8/test_fp8_kernels.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from fp8_floors import cases
+from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
+from halfstep.fp8.fuse import fuse
 from halfstep.fp8.linear import Float8Linear, convert
 from halfstep.fp8.synchronise import Synchroniser
 from halfstep.kernel_kinds import kind_of
 from halfstep.measure.profile import profile_kernels
 from halfstep.measure.training import Loop, build_step, capture_step, feed, look_up
+from halfstep.recipes.norms import layernorm
+from halfstep.recipes.precision.native_delayed import LM_BLOCK, TIMM_BLOCK
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
+from halfstep.workloads.lm import Block as LmBlock
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,6 +157,112 @@ def test_blocks_compiled_by_inductor_equal_eager_ones(device: torch.device) -> N
     _, expected_gradients = train(device, compiled=False, steps=1, depth=1)
     for gradient, eager in zip(gradients, expected_gradients, strict=True):
         assert error(gradient, eager.double()) < 0.1
+
+
+BLOCKS = {
+    "timm": lambda: TimmBlock(K, 4, qkv_bias=True, norm_layer=nn.LayerNorm),
+    "lm": lambda: LmBlock(K, 4, layernorm),
+}
+MODES = {"fp32 weights under autocast": (torch.float32, True), "bf16 weights": (torch.bfloat16, False)}
+
+
+def fused(kind: str, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(BLOCKS[kind]() for _ in range(depth)))
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
+    convert(model.to(dtype), lambda *_: True)
+    assert len(fuse(model, [TIMM_BLOCK, LM_BLOCK])[0]) == depth
+    return model
+
+
+def all_of_a_step(model: nn.Module, x: torch.Tensor, grad: torch.Tensor, autocast: bool) -> dict[str, torch.Tensor]:
+    """Output, gradients and amaxes, on the CPU."""
+    model.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        out = model(x)
+    out.backward(grad)
+    gradients = {name: p.grad for name, p in model.named_parameters() if "qkv.bias" not in name}
+    amaxes = {name: buffer for name, buffer in model.named_buffers() if "amax" in name}
+    return {name: t.detach().cpu().clone() for name, t in {"out": out, "x": x.grad, **gradients, **amaxes}.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_fused_block_is_its_definition_on_the_cpu(kind: str, mode: str, device: torch.device) -> None:
+    dtype, autocast = MODES[mode]
+    on_cpu, on_gpu = fused(kind, 1, dtype), fused(kind, 1, dtype).to(device)
+    synchronise = [Synchroniser(model) for model in (on_cpu, on_gpu)]
+    x = torch.randn(4, 64, K).to(dtype)
+    grad = 1e-3 * torch.randn(4, 64, K).to(dtype)
+    # by each tensor's own scale, then by those, which clip
+    for spread in (1.0, 3.0):
+        expected = all_of_a_step(on_cpu, spread * x, spread * grad, autocast)
+        actual = all_of_a_step(on_gpu, (spread * x).to(device), (spread * grad).to(device), autocast)
+        # products are bf16 and summed in another order: what is near the middle of two FP8 values falls elsewhere
+        assert {name: error(value, expected[name].double()) for name, value in actual.items()} == pytest.approx(
+            dict.fromkeys(expected, 0.0), abs=0.03
+        )
+        for each in synchronise:
+            each()
+
+
+def test_a_fused_block_compiled_by_inductor_is_the_eager_one(device: torch.device) -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    eager, compiled = (fused("timm", 10).to(device) for _ in range(2))
+    for block in compiled:
+        block.compile(dynamic=False, fullgraph=True)
+    synchronise = [Synchroniser(model) for model in (eager, compiled)]
+    x, grad = torch.randn(4, 64, K, device=device), 1e-3 * torch.randn(4, 64, K, device=device)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for _ in range(2):
+            expected, actual = (all_of_a_step(model, x, grad, autocast=True) for model in (eager, compiled))
+            # the same kernels in the same order; Inductor's own are the last addition and the casts of biases
+            for name, value in actual.items():
+                assert error(value, expected[name].double()) < 1e-2, name
+            for each in synchronise:
+                each()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_two_steps_of_fused_blocks_on_the_same_data_have_the_same_bits(device: torch.device) -> None:
+    model = fused("timm", 2).to(device)
+    synchronise = Synchroniser(model)
+    x, grad = torch.randn(4, 64, K, device=device), 1e-3 * torch.randn(4, 64, K, device=device)
+    all_of_a_step(model, x, grad, autocast=True)
+    synchronise()
+    # attention's backward pass of cuDNN adds in any order; the one in plain products does not
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        first, second = (all_of_a_step(model, x, grad, autocast=True) for _ in range(2))
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def test_the_kernels_of_a_fused_block(device: torch.device) -> None:
+    """In docs/fp8.md's order; four of the casts are those of the weights."""
+    model = fused("timm", 1).to(device)
+    synchronise = Synchroniser(model)
+    x, grad = torch.randn(4, 64, K, device=device), torch.randn(4, 64, K, device=device)
+    all_of_a_step(model, x, grad, autocast=True)
+    synchronise()
+    kernels, _ = profile_kernels(lambda: all_of_a_step(model, x, grad, autocast=True))
+    ours = {row["kernel"]: round(row["calls_per_step"]) for row in kernels if row["kernel"].endswith("_kernel")}
+    assert {name: calls for name, calls in ours.items() if "fp8_" in name or "layer_norm_backward" in name} == {
+        "fp8_layer_norm_kernel": 2,
+        "fp8_cast_kernel": 4 + 1 + 2 + 3,  # weights; attention's output; gradients: two, and one of three parts
+        "fp8_gelu_kernel": 1,
+        "fp8_gelu_backward_kernel": 1,
+        "fp8_transpose_kernel": 2,
+        "layer_norm_backward_kernel": 2,
+    }
+
+
+def test_every_kernel_of_the_table_of_floors_runs(device: torch.device) -> None:
+    for case in cases(1, "cuda"):
+        case.call()
 
 
 def loop_of(device: torch.device, **settings: Any) -> Loop:

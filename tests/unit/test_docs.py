@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from torch import nn
 
 from halfstep import docs_tables
+from halfstep.fp8.linear import Float8Linear
 from halfstep.measure import row
 from halfstep.measure.supervisor import Outcome
 from halfstep.recipes.precision.precision import Precision
@@ -69,7 +71,7 @@ def test_every_study_in_the_docs_is_valid(name: str, text: str) -> None:
 
 
 def test_the_recipe_in_the_docs_is_whole_and_works_on_a_cpu() -> None:
-    ((_, code),) = blocks("python")
+    (code,) = (code for name, code in blocks("python") if name == "adding-a-variant.md")
     before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     scope: dict[str, Any] = {}
     exec(code, scope)
@@ -87,6 +89,17 @@ def test_the_recipe_in_the_docs_is_whole_and_works_on_a_cpu() -> None:
         assert f":{recipe_class.__name__}" in TEXTS["adding-a-variant.md"]
     finally:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before
+
+
+def test_the_training_loop_in_the_docs_trains_in_fp8() -> None:
+    (code,) = (code for name, code in blocks("python") if name == "fp8.md")
+    model = nn.Sequential(OrderedDict(body=nn.Linear(16, 16), head=nn.Linear(16, 10)))
+    before = model.body.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exec(code, {"model": model, "optimizer": optimizer, "batches": torch.ones(2, 16, 16)})
+    assert (type(model.body), type(model.head)) == (Float8Linear, nn.Linear)
+    assert not model.body.first_step
+    assert not torch.equal(model.body.weight, before)
 
 
 def test_every_key_of_a_record_is_explained(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from halfstep.registry import COMPILES, GEMMS, NORMS, OPERATOR, OPERATORS, OPTIM
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
 
+NATIVE = {"native_delayed", "native_delayed_linears", "native_delayed_no_init"}
 FUNCTION = '''
 """A module."""
 
@@ -107,14 +108,16 @@ def test_a_run_hangs_on_its_own_recipes_and_not_on_other_ones() -> None:
     eager = closure(run_modules([TRAINING, PRECISIONS["bf16"], WORKLOADS["lm"]]))
     assert {CHILD, "halfstep.measure.training", "halfstep.recipes.precision.precision"} <= set(eager)
     assert {"halfstep.recipes.precision.bf16", "halfstep.workloads.lm"} <= set(eager)
-    assert not {"halfstep.recipes.precision.fp16", "halfstep.workloads.vit"} & set(eager)
+    others = {"halfstep.recipes.precision.fp16", "halfstep.workloads.vit", "halfstep.workloads.lm_wide"}
+    assert not others & set(eager)
 
 
 @pytest.mark.parametrize(
     ("module", "precisions"),
     [
-        ("halfstep.fp8.linear", {"native_delayed", "native_delayed_no_init"}),
-        ("halfstep.recipes.precision.native_delayed", {"native_delayed", "native_delayed_no_init"}),
+        ("halfstep.fp8.linear", NATIVE),
+        ("halfstep.fp8.kernels", NATIVE),
+        ("halfstep.recipes.precision.native_delayed", NATIVE),
         (
             "halfstep.recipes.precision.te_linears",
             {"te_linears_delayed", "te_linears_current", "te_linears_block", "te_layers_delayed"},

@@ -178,6 +178,11 @@ def test_full_sizes_are_those_that_the_documentation_names() -> None:
         "num_heads": 16,
     }
     assert look_up(WORKLOADS["lm"]).samples(16, **look_up(WORKLOADS["lm"]).sizes["full"]) == 16 * 1024
+    lm, wide = look_up(WORKLOADS["lm"]), look_up(WORKLOADS["lm_wide"])
+    assert wide.sizes["full"] == {**lm.sizes["full"], "width": 4096, "heads": 64}
+    with torch.device("meta"):
+        model = wide.build(look_up(NORMS["layernorm"]), **wide.sizes["full"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == 2_689_196_032
 
 
 def test_the_language_model_looks_only_back() -> None:

@@ -321,7 +321,8 @@ def test_a_run_that_was_to_be_compiled_and_was_not_is_invalid(ended: Callable[..
 
 def test_a_parity_run_needs_no_kernels_but_its_compilation(ended: Callable[..., Outcome]) -> None:
     study, scope = validate(read_config(CONFIG)), Scope("h200", "full")
-    keys = [key for key in parity_keys(study, scope) if key.recipe.name == "native_delayed+blocks"]
+    wanted = ("lm", "native_delayed+blocks")
+    keys = [key for key in parity_keys(study, scope) if (key.recipe.family.workload, key.recipe.name) == wanted]
     (run,) = (resolve_parity(study, scope, key) for key in keys)
     result = {"status": "ok", "reason": "", "curve": [], "applied": {"gemm": "fp8"}, "summary": {"compile_s": 3.1}}
     assert ended(0, result, run=run).status == "ok"

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from halfstep.fp8.scaling import E4M3, E5M2, largest_magnitude, new_scale, saturating_cast
+from halfstep.fp8.products import (
+    Scaling,
+    cast_e4m3,
+    cast_gradient,
+    forward_product,
+    input_gradient,
+    weight_gradient,
+)
+from halfstep.fp8.scaling import E4M3, E5M2
 
 TENSORS: tuple[Literal["x"], Literal["w"], Literal["g"]] = ("x", "w", "g")
 """what is cast: the input, the weight, the gradient of the output"""
@@ -17,52 +25,8 @@ MULTIPLE = 16
 """all sizes of an FP8 matrix product divide by it: torch._scaled_mm's checks on CUDA, after cuBLASLt's FP8 kernels"""
 
 
-def columns(matrix: torch.Tensor) -> torch.Tensor:
-    """The same matrix, column-major: what the hardware wants as the second operand of an FP8 product."""
-    return matrix.t().contiguous().t()
-
-
-def scaled_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    dtype: torch.dtype,
-    *,
-    bias: torch.Tensor | None = None,
-    fast_accumulation: bool = False,
-) -> torch.Tensor:
-    """(a / scale_a) @ (b / scale_b) + bias, [M, N] in dtype.
-
-    Args:
-        a: FP8 [M, K], row-major.
-        b: FP8 [K, N], column-major.
-        scale_a: by what a was multiplied before its cast, fp32 [1].
-        scale_b: the same for b.
-        dtype: bf16, fp16 or fp32.
-        bias: [N]; not with fp32, with which torch takes none on CUDA.
-        fast_accumulation: sum in the tensor cores' own accumulator, which keeps fewer bits than fp32.
-    """
-    # torch's implementation for the CPU multiplies the decoded matrices, which autocast would round to bf16
-    with torch.autocast(a.device.type, enabled=False):
-        return torch._scaled_mm(
-            a,
-            b,
-            scale_a=scale_a.reciprocal(),
-            scale_b=scale_b.reciprocal(),
-            bias=None if bias is None else bias.to(dtype),
-            out_dtype=dtype,
-            use_fast_accum=fast_accumulation,
-        )
-
-
 class Fp8MatrixProducts(torch.autograd.Function):
-    """x @ weight.T + bias and its gradients, from casts with given scales.
-
-    Saved for backward are the FP8 casts, a byte an element. Transformer Engine, like float8_experimental,
-    sums the forward product in the tensor cores' fast accumulator and those of backward in fp32
-    (_2X_ACC_FPROP = False, _2X_ACC_DGRAD = _2X_ACC_WGRAD = True in its pytorch/module/base.py).
-    """
+    """x @ weight.T + bias and its gradients. Saved for backward are the transposed casts, a byte an element."""
 
     @staticmethod
     def forward(
@@ -70,50 +34,30 @@ class Fp8MatrixProducts(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        scale_x: torch.Tensor,
-        scale_w: torch.Tensor,
-        scale_g: torch.Tensor,
-        amax_g: torch.Tensor,
         first_step: bool,
+        *scaling: torch.Tensor,
     ) -> torch.Tensor:
-        """From x [M, K] and weight [N, K] to [M, N] in x's dtype.
-
-        With first_step, scale_g only serves where the gradient has no scale of its own (all zero, not finite).
-        amax_g fp32 [1] becomes at least the gradient's largest magnitude, in backward.
-        """
-        x8 = saturating_cast(x, scale_x, E4M3)
-        w8 = saturating_cast(weight, scale_w, E4M3)
-        fused_bias = None if x.dtype == torch.float32 else bias
-        out = scaled_product(x8, w8.t(), scale_x, scale_w, x.dtype, bias=fused_bias, fast_accumulation=True)
-        if bias is not None and fused_bias is None:
-            out = out + bias
-        ctx.save_for_backward(x8, w8, scale_x, scale_w, scale_g)
+        """From x [M, K] and weight [N, K] to [M, N] in x's dtype."""
+        scales = Scaling(*scaling)
+        cast_x = cast_e4m3(x, scales.scale_x, scales.amax_x, first_step)
+        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, first_step)
+        ctx.save_for_backward(cast_x.columns, cast_w.columns, cast_x.inverse, cast_w.inverse, scales.scale_g)
         # not saved by autograd: that would forbid a second backward pass before the next synchronisation
-        ctx.amax_g = amax_g
+        ctx.amax_g = scales.amax_g
         ctx.first_step = first_step
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        return out
+        return forward_product(cast_x.rows, cast_x.inverse, cast_w, bias, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients of x, weight and bias in their dtypes; the bias's from the gradient as it came."""
-        x8, w8, scale_x, scale_w, scale_g = ctx.saved_tensors
+        x, weight, inverse_x, inverse_w, scale_g = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
-        amax = largest_magnitude(grad)
-        ctx.amax_g.copy_(torch.maximum(ctx.amax_g, amax))
-        if ctx.first_step:
-            scale_g = new_scale(amax, torch.finfo(E5M2).max, scale_g)
-        g8 = saturating_cast(grad, scale_g, E5M2)
-        grad_x = grad_weight = grad_bias = None
-        if need_x:
-            grad_x = scaled_product(g8, columns(w8), scale_g, scale_w, x_dtype)
-        if need_weight:
-            # straight into the weight's dtype: an fp32 gradient is not rounded to bf16 on its way
-            grad_weight = scaled_product(g8.t().contiguous(), columns(x8), scale_g, scale_x, weight_dtype)
-        if need_bias:
-            grad_bias = grad.sum(0, dtype=bias_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+        cast, grad_bias = cast_gradient([grad], scale_g, ctx.amax_g, ctx.first_step, bias_dtype if need_bias else None)
+        grad_x = input_gradient(cast, weight, inverse_w, x_dtype) if need_x else None
+        grad_weight = weight_gradient(cast, x, inverse_x, weight_dtype) if need_weight else None
+        return (grad_x, grad_weight, grad_bias, *(None for _ in range(7)))
 
 
 class Float8Linear(nn.Linear):
@@ -126,6 +70,13 @@ class Float8Linear(nn.Linear):
     torch.compile sees no graph break. Ending the first step flips a Python flag, so each piece of code is
     compiled a second time, once, however many layers run it (not at all with amax_init=False).
     """
+
+    scale_x: torch.Tensor
+    scale_w: torch.Tensor
+    scale_g: torch.Tensor
+    amax_x: torch.Tensor
+    amax_w: torch.Tensor
+    amax_g: torch.Tensor
 
     def __init__(self, linear: nn.Linear, *, amax_init: bool = True, pre_and_post_forward: bool = False) -> None:
         """Take over the linear's parameters; they are shared, not copied.
@@ -165,38 +116,28 @@ class Float8Linear(nn.Linear):
             ValueError: the rows of the input (all sizes but the last, multiplied) do not divide by 16.
             RuntimeError: with pre_and_post_forward, the last step was not synchronised.
         """
+        if torch.is_autocast_enabled(input.device.type):
+            input = input.to(torch.get_autocast_dtype(input.device.type))
+        x = input.reshape(-1, self.in_features)
+        check_rows(x.shape[0])
+        out = Fp8MatrixProducts.apply(x, self.weight, self.bias, self.first_step, *self.begin_forward())
+        return out.reshape(*input.shape[:-1], self.out_features)
+
+    def begin_forward(self) -> Scaling:
+        """What a forward pass casts with. Amaxes are noted where gradients are computed, for those alone train.
+
+        Raises:
+            RuntimeError: with pre_and_post_forward, the last step was not synchronised.
+        """
         training = torch.is_grad_enabled()
         if self.pre_and_post_forward and training:
             if not self.synchronised:
                 raise RuntimeError("FP8 scales were not synchronised since the last forward pass: call Synchroniser")
             self.synchronised = False
-        if torch.is_autocast_enabled(input.device.type):
-            input = input.to(torch.get_autocast_dtype(input.device.type))
-        x = input.reshape(-1, self.in_features)
-        if x.shape[0] % MULTIPLE:
-            raise ValueError(f"FP8 matrix products need rows that divide by {MULTIPLE}; this input has {x.shape[0]}")
-        out = Fp8MatrixProducts.apply(
-            x,
-            self.weight,
-            self.bias,
-            self._scale("x", x.detach(), record=training),
-            self._scale("w", self.weight.detach(), record=training),
-            self.scale_g,
-            self.amax_g,
-            self.first_step,
-        )
-        return out.reshape(*input.shape[:-1], self.out_features)
-
-    def _scale(self, name: Literal["x", "w"], tensor: torch.Tensor, record: bool) -> torch.Tensor:
-        """By what to cast the tensor, fp32 [1]; notes its largest magnitude for the next synchronisation."""
-        scale: torch.Tensor = getattr(self, f"scale_{name}")
-        if not record and not self.first_step:
-            return scale
-        amax = largest_magnitude(tensor)
-        if record:
-            recorded: torch.Tensor = getattr(self, f"amax_{name}")
-            recorded.copy_(torch.maximum(recorded, amax))
-        return new_scale(amax, torch.finfo(FORMATS[name]).max, scale) if self.first_step else scale
+        amaxes = self.amax_x, self.amax_w, self.amax_g
+        if not training:
+            amaxes = torch.zeros_like(self.amax_x), torch.zeros_like(self.amax_w), self.amax_g
+        return Scaling(self.scale_x, self.scale_w, self.scale_g, *amaxes)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8Linear:
         """Scales and amaxes move with the model, and stay fp32 when it changes its dtype."""
@@ -207,6 +148,12 @@ class Float8Linear(nn.Linear):
             if buffer is not None and after is not None and after.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(after.device)
         return self
+
+
+def check_rows(rows: int) -> None:
+    """Raises: ValueError, where FP8 products cannot take as many."""
+    if rows % MULTIPLE:
+        raise ValueError(f"FP8 matrix products need rows that divide by {MULTIPLE}; this input has {rows}")
 
 
 def convert(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from halfstep.fp8.linear import FORMATS, TENSORS, Float8Linear
 from halfstep.fp8.scaling import new_scale
@@ -16,18 +19,36 @@ class Synchroniser:
     DelayedScaling with amax_compute_algo="max". The length of 16 is float8_experimental's (Transformer Engine: 1024).
     Some ten operations however many layers there are, all in place and without a wait for the GPU, so a
     CUDA graph can hold it.
+
+    Where torch.distributed is initialised an amax is the largest of all ranks, so all of them have the same scales;
+    each has to call it in each step. One all-reduce is added, of 4 bytes a tensor.
+
+    What it knows is in its own `state_dict`, to be saved beside the optimizer's; the model's stays that of a plain one.
     """
 
-    def __init__(self, model: nn.Module, history_length: int = 16, margin: int = 0) -> None:
-        """Make it when the model is on the device on which it will train.
+    def __init__(
+        self,
+        model: nn.Module,
+        history_length: int = 16,
+        margin: int = 0,
+        group: distributed.ProcessGroup | None = None,
+    ) -> None:
+        """Make it when the model is on the device on which it will train, before DistributedDataParallel wraps it.
+
+        Args:
+            model: has the layers.
+            history_length: how many steps a peak counts.
+            margin: how many powers of two stay free above it.
+            group: the ranks that train this model on other data; the default group, if left out.
 
         Raises:
             ValueError: the model has no Float8Linear.
         """
-        self.linears = [module for module in model.modules() if isinstance(module, Float8Linear)]
-        if not self.linears:
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, Float8Linear)}
+        if not layers:
             raise ValueError("the model has no Float8Linear whose scales could be synchronised")
-        self.margin = margin
+        self.names, self.linears = list(layers), list(layers.values())
+        self.margin, self.group = margin, group
         device = self.linears[0].weight.device
         largest = [torch.finfo(FORMATS[tensor]).max for tensor in TENSORS]
         self.largest = torch.tensor(largest * len(self.linears), device=device)
@@ -40,13 +61,58 @@ class Synchroniser:
         """Amaxes into the history, scales from it, amaxes back to 0."""
         amaxes = self._buffers("amax")
         scales = self._buffers("scale")
+        seen = torch.cat(amaxes)
+        if distributed.is_available() and distributed.is_initialized():
+            # as integers, whose order is that of numbers without a sign, with NaN above infinity: of floats a
+            # maximum may lose a NaN, as Gloo's does by the order of the ranks
+            bits = seen.abs().view(torch.int32)
+            distributed.all_reduce(bits, distributed.ReduceOp.MAX, self.group)
+            seen = bits.view(torch.float32)
         self.history.copy_(self.history.roll(1, dims=0))
-        self.history[0].copy_(torch.cat(amaxes))
+        self.history[0].copy_(seen)
         new = new_scale(self.history.amax(dim=0), self.largest, torch.cat(scales), self.margin)
         torch._foreach_copy_(scales, new.split(1))
         torch._foreach_zero_(amaxes)
+        self._first_step(False)
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of history and scales, by which a training goes on with the same bits. Between two steps.
+
+        It holds tensors, names and a flag: torch.load reads it with weights_only=True, and torch.distributed.checkpoint
+        takes a Synchroniser as it is.
+        """
+        return {
+            "layers": list(self.names),
+            "history": self.history.clone(),
+            "scale": torch.cat(self._buffers("scale")),
+            "first_step": self.linears[0].first_step,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state, in place. Of another history's length: the latest steps, as many as fit.
+
+        Raises:
+            ValueError: it is a state of other layers; nothing is changed then.
+        """
+        if (theirs := list(state["layers"])) != self.names:
+            other = next(iter([name for name in theirs if name not in self.names] or theirs), "none")
+            mine = next(iter([name for name in self.names if name not in theirs] or self.names))
+            raise ValueError(
+                f"the state is of {len(theirs)} FP8 layers, with {other!r} among them, and this model has "
+                f"{len(self.names)}, with {mine!r}: load it into a Synchroniser of the same model"
+            )
+        steps = min(len(self.history), len(state["history"]))
+        self.history.zero_()
+        self.history[:steps].copy_(state["history"][:steps])
+        torch._foreach_copy_(self._buffers("scale"), state["scale"].to(self.history.device).split(1))
+        torch._foreach_zero_(self._buffers("amax"))
+        self._first_step(state["first_step"])
+
+    def _first_step(self, first_step: bool) -> None:
         for linear in self.linears:
-            linear.first_step = False
+            linear.first_step = first_step
             linear.synchronised = True
 
     def _buffers(self, kind: str) -> list[torch.Tensor]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.fp8.linear import Float8Linear, convert
@@ -113,16 +114,30 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def operations(layers: int) -> list[str]:
+    synchronise = Synchroniser(model_of(layers))
+    with Operations() as seen:
+        synchronise()
+    return seen.names
+
+
 def test_the_number_of_operations_does_not_depend_on_the_number_of_layers_and_none_waits() -> None:
-    seen = []
-    for layers in (1, 20):
-        synchronise = Synchroniser(model_of(layers))
-        with Operations() as operations:
-            synchronise()
-        seen.append(operations.names)
-    assert seen[0] == seen[1]
-    assert len(seen[0]) < 25
-    assert "aten::_local_scalar_dense" not in seen[0]  # .item(), bool(tensor)
+    names = operations(1)
+    assert names == operations(20)
+    assert len(names) < 25
+    assert "aten::_local_scalar_dense" not in names  # .item(), bool(tensor)
+    assert not any(name.startswith("c10d::") for name in names)
+
+
+def test_in_a_process_group_there_is_one_all_reduce_more_and_no_wait(tmp_path: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        names = operations(1)
+        assert names == operations(20)
+    finally:
+        distributed.destroy_process_group()
+    assert [name for name in names if name.startswith("c10d::")] == ["c10d::allreduce_"]
+    assert "aten::_local_scalar_dense" not in names
 
 
 def test_synchronising_ends_the_first_step() -> None:

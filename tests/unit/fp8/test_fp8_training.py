@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from halfstep.fp8.fuse import fuse
 from halfstep.fp8.linear import convert
 from halfstep.fp8.synchronise import Synchroniser
 from halfstep.recipes.norms import layernorm
+from halfstep.recipes.precision.native_delayed import LM_BLOCK
 from halfstep.workloads.lm import LM
 
 VOCABULARY, CONTEXT, BATCH, STEPS = 256, 32, 8, 50
@@ -27,11 +29,13 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(precision: str, steps: int = STEPS, **flags: Any) -> tuple[torch.Tensor, Gradients]:
-    """The loss of each step, and the gradients of the first."""
+    """The loss of each step, and the gradients of the first. `fused`: FP8 with fused blocks."""
     torch.manual_seed(0)
     model = LM.build(layernorm, vocabulary=VOCABULARY, context=CONTEXT, width=64, depth=2, heads=2)
-    if precision == "fp8":
+    if precision in ("fp8", "fused"):
         assert len(convert(model, lambda *_: True, **flags)) == 2 * 4 + 1
+        if precision == "fused":
+            assert len(fuse(model, [LM_BLOCK])[0]) == 2
         synchronise = Synchroniser(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses, gradients = [], {}
@@ -41,7 +45,7 @@ def train(precision: str, steps: int = STEPS, **flags: Any) -> tuple[torch.Tenso
         loss.backward()
         if not step:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        if precision == "fp8":
+        if precision in ("fp8", "fused"):
             synchronise()
         optimizer.step()
         optimizer.zero_grad()
@@ -59,19 +63,20 @@ def fp32() -> tuple[torch.Tensor, Gradients]:
     return train("fp32")
 
 
-@pytest.mark.parametrize("amax_init", [True, False])
-def test_the_loss_follows_fp32s(fp32: tuple[torch.Tensor, Gradients], amax_init: bool) -> None:
+@pytest.mark.parametrize(("precision", "amax_init"), [("fp8", True), ("fp8", False), ("fused", True)])
+def test_the_loss_follows_fp32s(fp32: tuple[torch.Tensor, Gradients], precision: str, amax_init: bool) -> None:
     expected, _ = fp32
     assert expected[-1] < 0.2 * expected[0]  # it learns
-    losses, _ = train("fp8", amax_init=amax_init)
+    losses, _ = train(precision, amax_init=amax_init)
     # over three seeds: up to 3 % apart where the loss falls fastest, with default amaxes 5 %
     assert ((losses - expected).abs() / expected).max() < 0.08
 
 
-def test_the_first_gradient_points_where_fp32s_does(fp32: tuple[torch.Tensor, Gradients]) -> None:
+@pytest.mark.parametrize("precision", ["fp8", "fused"])
+def test_the_first_gradient_points_where_fp32s_does(fp32: tuple[torch.Tensor, Gradients], precision: str) -> None:
     _, expected = fp32
     _, bf16 = train("bf16", steps=1)
-    _, gradients = train("fp8", steps=1)
+    _, gradients = train(precision, steps=1)
     assert cosine(gradients, expected) > 0.99
     # the worst are norms, whose gradients pass all of the rounding; e5m2 keeps 2 bits of mantissa
     assert min(cosine({name: gradients[name]}, {name: expected[name]}) for name in expected) > 0.97

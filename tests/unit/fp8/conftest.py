@@ -1,0 +1,41 @@
+"""Where the kernels of FP8 are tested: their definition on the CPU, Triton's interpreter, a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from interpreter import rounded_by_torch
+
+
+class Place:
+    """The calls under test, and the device of their tensors."""
+
+    def __init__(self, calls: Any, device: str) -> None:
+        self.calls, self.device = calls, torch.device(device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.calls, name)
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("interpreter", marks=pytest.mark.interpreter),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ]
+)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    from halfstep.fp8 import operators
+
+    if request.param == "interpreter":
+        from halfstep.fp8 import launch
+
+        rounded_by_torch(monkeypatch)
+        yield Place(launch, "cpu")
+    elif request.param == "gpu" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU")
+    else:
+        yield Place(operators, {"cpu": "cpu", "gpu": "cuda"}[request.param])
