@@ -146,7 +146,7 @@ def test_a_lost_file_is_made_again(tree: Tree) -> None:
 
 @pytest.mark.parametrize("name", [SIF, DIGEST])
 def test_files_that_do_not_belong_together(name: str, tree: Tree) -> None:
-    """Nothing is measured in them; also the image that was made last, which is the same file, is not taken for whole."""
+    """Nothing is measured in them; nor is the image that was made last, the same file, taken for whole."""
     before, digest = records(tree), tree.read(DIGEST)
     with (tree.root / name).open("r+b") as stream:
         stream.truncate(60)

@@ -166,10 +166,11 @@ def test_no_room_in_the_builders_store(
 
 
 def test_no_room_for_a_layer(
-    tree: Tree, tmp_path: Path, on_a_small_disk: Callable[[Path, str], tuple[str, ...]]
+    tree: Tree, base_image: str, tmp_path: Path, on_a_small_disk: Callable[[Path, str], tuple[str, ...]]
 ) -> None:
     """Of which buildah says no more than that a pipe was closed."""
     work = tmp_path / "work"
+    container(tree, builder="buildah", build_args={"BASE_IMAGE": base_image})
     tree.edit("docker/Dockerfile", "ENV PATH", "RUN head --bytes 30M /dev/urandom > /random\nENV PATH")
     parts = ("The disk is full", f"GiB in {work} (TMPDIR), where 0.0 GiB are free", "move the store or TMPDIR")
     trouble(tree, *parts, command=on_a_small_disk(work, "10m"), TMPDIR=str(work))
