@@ -16,8 +16,9 @@ if IMAGE:
         os.environ.update(environment(Path(OUT), gpu=SCOPE.device != "cpu"))
     except (ImageError, OSError) as error:
         stop(str(error))
-    # where one is missing they are made anew
-    if all(Path(IMAGE_FOLDER, name).exists() for name in FILES) and (wrong := mismatch(Path(IMAGE_FOLDER))):
+    # where one is missing they are made anew; a job's process would ask a shared file system that may lag behind
+    there = all(Path(IMAGE_FOLDER, name).exists() for name in FILES)
+    if workflow.is_main_process and there and (wrong := mismatch(Path(IMAGE_FOLDER))):
         stop(wrong)
 
     # what the build sees

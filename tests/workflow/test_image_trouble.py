@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,22 @@ def test_an_apptainer_that_is_killed_leaves_nothing(tree: Tree, tmp_path: Path) 
         _, said = make.communicate()
     assert make.returncode == 2 and "apptainer was killed by SIGKILL" in said, said
     assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_call_that_is_ended_leaves_nothing(number: signal.Signals, tree: Tree, tmp_path: Path) -> None:
+    """As when its terminal is lost."""
+    work = tmp_path / "work"
+    work.mkdir()
+    environment = {**clean_environment(), "PYTHONPATH": "src", "APPTAINER_TMPDIR": str(work)}
+    with subprocess.Popen(MAKE, cwd=tree.root, env=environment, stderr=subprocess.PIPE, text=True) as make:
+        while not list(work.glob("*/*")):
+            assert make.poll() is None
+        make.send_signal(number)
+        _, said = make.communicate()
+    assert make.returncode == 128 + number and "Traceback" not in said, said
+    assert list(work.iterdir()) == []
+    assert {path.name for path in (tree.root / FOLDER).iterdir()} == {"build.log", ".lock"}
 
 
 def test_another_call_is_waited_for(tree: Tree) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tarfile
@@ -40,6 +41,10 @@ def make(target: str, container: Container, folder: Path) -> None:
     Raises:
         ImageError: it cannot be built or fetched.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # a lost terminal and the end of a job tidy up as Ctrl-C does: gigabytes lie in TMPDIR
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     sif.apptainer()  # it is there, before anything is built
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
