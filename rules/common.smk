@@ -21,6 +21,7 @@ from halfstep.fingerprint import fingerprint, run_fingerprint
 from halfstep.measure.ancestor import this_process
 from halfstep.mistakes import StudyError
 from halfstep.parity.plan import parity_keys, resolve_parity
+from halfstep.references import check_references
 from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
 from halfstep.strangers import strangers
@@ -41,6 +42,7 @@ if not Path.cwd().samefile(ROOT):
 IMAGE = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
 
 try:
+    check_references()
     # not `configfile:`, which would end a mistake in the file with a traceback
     loaded = read_config(Path("config.yaml"))
     update_config(loaded, config)

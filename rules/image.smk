@@ -1,10 +1,14 @@
 # The image that probe and measurements run in, under --use-singularity only. docs/image.md says what is in it.
 from halfstep.image.commands import ImageError
 from halfstep.image.inside import environment, passed_in
+from halfstep.image.make import FILES, mismatch
 
 TARGET = "cpu" if SCOPE.device == "cpu" else "cuda"
 IMAGE_FOLDER = f"results/image/{TARGET}"
 SIF = f"{IMAGE_FOLDER}/halfstep.sif"
+
+# what records are signed with: on the host by none, whatever a shell says
+os.environ.pop("HALFSTEP_IMAGE", None)
 
 if IMAGE:
     try:
@@ -12,6 +16,10 @@ if IMAGE:
         os.environ.update(environment(Path(OUT), gpu=SCOPE.device != "cpu"))
     except (ImageError, OSError) as error:
         stop(str(error))
+    # where one is missing they are made anew; a job's process would ask a shared file system that may lag behind
+    there = all(Path(IMAGE_FOLDER, name).exists() for name in FILES)
+    if workflow.is_main_process and there and (wrong := mismatch(Path(IMAGE_FOLDER))):
+        stop(wrong)
 
     # what the build sees
     CONTEXT = ["requirements-train.lock", *sorted(str(path) for path in Path("docker").iterdir() if path.is_file())]

@@ -109,6 +109,8 @@ def image(
         make(target, validate(read_config(study), str(study)).container, folder)
     except (StudyError, ImageError) as error:
         raise fail(str(error)) from error
+    except OSError as error:  # a folder that may not be written to, a disk that is full
+        raise fail(f"The image cannot be written: {_told(error)}") from error
 
 
 @app.command()

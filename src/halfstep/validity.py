@@ -134,6 +134,9 @@ def _lacks(run: Mapping[str, Any], asked: str | None, kernels: Sequence[Kernel])
             f"{run['precision'] or run['gemm']!r} was to run in FP8, and no FP8 kernel ran in a profiled step; "
             f"matrix products by time: {seen}"
         )
+    if profiled and asked and asked != "fp8" and asked not in LEAST_SHARE:
+        types = ", ".join([*LEAST_SHARE, "fp8"])
+        return f"the recipe says `gemm = {asked!r}`, of which no kernel can be proof: it has to be one of {types}"
     known = {name: share for name, share in profile.products.items() if name != UNKNOWN}
     if profiled and asked in LEAST_SHARE and known and known.get(asked, 0.0) < LEAST_SHARE[asked] * sum(known.values()):
         return f"matrix products were to run in {asked}, and a profiled step shows by time: {seen}"

@@ -45,6 +45,15 @@ def extensions() -> set[str]:
     return set(scope["APEX"])
 
 
+def test_nothing_is_done_by_another_user_than_root() -> None:
+    """Where a checkout was made with umask 077, what is copied from it into the image can be read by root alone."""
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
+    users = [stage for stage in stages if re.search(r"^USER ", stage, re.MULTILINE)]
+    assert [stage.partition(" AS ")[2].partition("\n")[0] for stage in users] == ["cpu", "cuda"]
+    for stage in users:
+        assert not re.search(r"^(RUN|COPY) ", stage.partition("\nUSER ")[2], re.MULTILINE), stage
+
+
 def test_what_is_fetched_is_pinned_by_its_content() -> None:
     assert re.search(r"@sha256:[0-9a-f]{64}$", default("BASE_IMAGE"))
     for argument in ("APEX_COMMIT", "APEX_AMP_COMMIT"):

@@ -18,7 +18,7 @@ from halfstep.recipes.linears import LinearUse, plan_linears
 from halfstep.recipes.precision.bf16 import Bf16
 from halfstep.recipes.precision.fp32 import Fp32
 from halfstep.recipes.precision.precision import set_tf32
-from halfstep.registry import NO_BF16_WEIGHTS, PRECISIONS, WORKLOADS
+from halfstep.registry import NEEDS_GPU, NO_BF16_WEIGHTS, PRECISIONS, WORKLOADS
 from halfstep.runs import Scope, resolve
 from halfstep.study import validate
 
@@ -170,7 +170,7 @@ def test_torchao_tensorwise_multiplies_in_fp8_and_keeps_the_weights(workload: st
 
 
 @pytest.mark.parametrize(
-    "precision", [name for name in PRECISIONS if name.startswith(("te_", "apex_", "tf32", "fp16"))]
+    "precision", [name for name in PRECISIONS if name in NEEDS_GPU and not name.startswith("torchao_")]
 )
 def test_what_needs_a_gpu_says_so_on_a_cpu(precision: str) -> None:
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU; this run is on the CPU"):

@@ -131,6 +131,12 @@ def test_a_run_that_shows_what_was_asked_stays_ok(settings: Any, gemm: str, kern
         ({"precision": "fp32"}, "fp32", [*rows(FP32=99.0, TF32=1.0), adam()], "shows by time: 99% in fp32, 1% in tf32"),
         ({"precision": "tf32"}, "tf32", [*rows(SIMT=9.0), adam()], "were to run in tf32"),
         (
+            {"precision": "fp16"},
+            "fp61",
+            [*rows(FP32=9.0), adam()],
+            "the recipe says `gemm = 'fp61'`, of which no",
+        ),
+        (
             {"optimizer": "apex_adam"},
             "fp32",
             [*rows(FP32=1.0), adam()],
@@ -210,6 +216,8 @@ def test_single_slow_steps_are_no_drift() -> None:
 def test_every_ok_run_of_the_reference_names_the_type_that_it_asked_for() -> None:
     with (REFERENCE / "tables" / "proofs.csv").open(encoding="utf-8", newline="") as stream:
         proofs = list(csv.DictReader(stream))
+    assert {row["comparison"] for row in proofs if not row["asked"]} <= {"layernorm", "rmsnorm", "optimizer-step"}
+    proofs = [row for row in proofs if row["asked"]]
     assert proofs
     for row in proofs:
         assert float(row[f"{row['asked']}_share"]) > (0 if row["asked"] == "fp8" else 0.9), row

@@ -201,6 +201,16 @@ CASES: dict[str, Case] = {
     },
     **{f"--study: {name}": study_case(*CONFIGS[name]) for name in ("unknown key", "unknown precision", "no baseline")},
     **{f"halfstep: {name}": call_case((*HALFSTEP, *words), parts) for name, (words, parts) in COMMANDS.items()},
+    "registry: no such file": (
+        lambda tree: tree.edit("src/halfstep/registry.py", "precision.bf16:Bf16", "precision.bff16:Bf16"),
+        SNAKEMAKE,
+        ("src/halfstep/registry.py: 'bf16' names 'halfstep.recipes.precision.bff16:Bf16'", "did you mean 'bf16'?"),
+    ),
+    "registry: no such class": (
+        lambda tree: tree.edit("src/halfstep/registry.py", "precision.bf16:Bf16", "precision.bf16:Bf61"),
+        SNAKEMAKE,
+        ("src/halfstep/registry.py: 'bf16' names", "bf16.py does not define that", "did you mean 'Bf16'?"),
+    ),
     "no config.yaml": (
         lambda tree: (tree.root / "config.yaml").unlink(),
         SNAKEMAKE,

@@ -91,6 +91,14 @@ def test_nothing_of_the_host_gets_in(in_image: Tree) -> None:
     assert [place for place in path if ".local" in place or ".venv" in place] == []
 
 
+def test_other_arguments_let_nothing_of_the_host_in(tree: Tree) -> None:
+    (tree.root / RECORD).unlink()
+    assert tree.run(FLAG, "--singularity-args=--nv", RECORD, STAND_IN_TORCH="the host's") == [
+        "measure_variant lm/bf16/1"
+    ]
+    assert json.loads(tree.read(RECORD))["environment"]["torch"] == "1.0"
+
+
 def test_nothing_is_left_beside_the_results(in_image: Tree, base_image: str, tmp_path: Path) -> None:
     before = {path.name for path in with_small_image(tmp_path / "fresh", base_image).root.iterdir()}
     after = {path.name for path in in_image.root.iterdir()}
@@ -136,11 +144,28 @@ def test_a_lost_file_is_made_again(tree: Tree) -> None:
     assert (tree.root / SIF).exists() and records(tree) == before
 
 
+@pytest.mark.parametrize("name", [SIF, DIGEST])
+def test_files_that_do_not_belong_together(name: str, tree: Tree) -> None:
+    """Nothing is measured in them; nor is the image that was made last, the same file, taken for whole."""
+    before, digest = records(tree), tree.read(DIGEST)
+    with (tree.root / name).open("r+b") as stream:
+        stream.truncate(60)
+    done = tree.snakemake(FLAG, "--forcerun", RECORD)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{name} is not the file that was written with" in done.stderr and f"Remove {SIF}" in done.stderr
+    (tree.root / SIF).unlink()
+    assert set(tree.run(FLAG)) == {"build_image"} | REPORTING
+    assert (records(tree), tree.read(DIGEST)) == (before, digest)
+    (tree.root / RECORD).unlink()
+    assert tree.run(FLAG, RECORD) == ["measure_variant lm/bf16/1"]
+    assert json.loads(tree.read(RECORD))["status"] == "ok"
+
+
 def test_host_and_image_do_not_touch_each_other(tree: Tree) -> None:
     before = {path: file for path, file in tree.contents().items() if path.startswith((SCOPE, "results/image"))}
     assert tree.plan() == EVERYTHING - {"build_image"}
     record = RECORD.replace("cpu-image", "cpu")
-    assert tree.run(record) == ["measure_variant lm/bf16/1"]
+    assert tree.run(record, HALFSTEP_IMAGE=f"sha256:{'0' * 64}") == ["measure_variant lm/bf16/1"]
     assert json.loads(tree.read(record))["image"] == "host"
     assert tree.plan(FLAG) == set()
     assert {path: file for path, file in tree.contents().items() if path in before} == before
@@ -160,6 +185,21 @@ def test_results_on_another_disk(in_image: Tree, tmp_path: Path) -> None:
         (tree.root / "results").symlink_to(f"{disk}/results")
         (tree.root / RECORD).unlink()
         assert tree.run(FLAG, RECORD) == ["measure_variant lm/bf16/1"]
+        assert json.loads(tree.read(RECORD))["status"] == "ok"
+
+
+def test_folders_that_the_site_binds(in_image: Tree, tmp_path: Path) -> None:
+    """By Apptainer's older name, beside those that we bind: the scope is a link to one disk, its runs to another."""
+    tree = in_image.copy(tmp_path / "tree")
+    with (
+        tempfile.TemporaryDirectory(dir=Path.home()) as disk,
+        tempfile.TemporaryDirectory(dir=Path.home()) as another,
+    ):
+        for path, place in ((f"{SCOPE}/runs", f"{another}/runs"), (SCOPE, f"{disk}/scope")):
+            shutil.move(tree.root / path, place)
+            (tree.root / path).symlink_to(place)
+        (tree.root / RECORD).unlink()
+        assert tree.run(FLAG, RECORD, SINGULARITY_BIND=another) == ["measure_variant lm/bf16/1"]
         assert json.loads(tree.read(RECORD))["status"] == "ok"
 
 

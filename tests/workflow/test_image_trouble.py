@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from registry import serving
 from small_image import DIGEST, SIF, path_without, with_small_image
@@ -30,13 +33,13 @@ def container(tree: Tree, **keys: object) -> None:
 
 
 def trouble(tree: Tree, *parts: str, command: tuple[str, ...] = MAKE, **environment: str) -> None:
-    """The command ends with a sentence that has these parts, and leaves nothing but its log."""
+    """The command ends with a sentence that has these parts, and leaves nothing but its log and its lock."""
     done = tree.call(*command, **{"PYTHONPATH": "src", **environment})
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     sentence = done.stderr.splitlines()[-1]
     assert [part for part in parts if part not in sentence] == [], sentence
-    assert {path.name for path in (tree.root / FOLDER).glob("*")} <= {"build.log"}
+    assert {path.name for path in (tree.root / FOLDER).glob("*")} <= {"build.log", ".lock"}
 
 
 def stand_in_builder(folder: Path, name: str, script: str) -> str:
@@ -161,6 +164,76 @@ def test_no_room_in_the_builders_store(
     container(tree, builder="buildah", build_args={"BASE_IMAGE": base_image})
     parts = ("The disk is full", f"in buildah's store {store}/graph, where 0.0 GiB are free", "buildah rmi --prune")
     trouble(tree, *parts, command=on_a_small_disk(store, "20m"), CONTAINERS_STORAGE_CONF=str(conf))
+
+
+def test_no_room_for_a_layer(
+    tree: Tree, base_image: str, tmp_path: Path, on_a_small_disk: Callable[[Path, str], tuple[str, ...]]
+) -> None:
+    """Of which buildah says no more than that a pipe was closed."""
+    work = tmp_path / "work"
+    container(tree, builder="buildah", build_args={"BASE_IMAGE": base_image})
+    tree.edit("docker/Dockerfile", "ENV PATH", "RUN head --bytes 30M /dev/urandom > /random\nENV PATH")
+    parts = ("The disk is full", f"GiB in {work} (TMPDIR), where 0.0 GiB are free", "move the store or TMPDIR")
+    trouble(tree, *parts, command=on_a_small_disk(work, "10m"), TMPDIR=str(work))
+
+
+def test_nowhere_to_unpack(tree: Tree, tmp_path: Path) -> None:
+    parts = (f"unpacked in {tmp_path}/none (APPTAINER_TMPDIR), and there is no such folder",)
+    trouble(tree, *parts, APPTAINER_TMPDIR=f"{tmp_path}/none")
+
+
+def test_a_folder_that_cannot_be_written(tree: Tree) -> None:
+    (tree.root / "results").mkdir()
+    tree.write("results/image", "")
+    trouble(tree, "The image cannot be written: results/image/cpu: Not a directory")
+
+
+def test_an_apptainer_that_is_killed_leaves_nothing(tree: Tree, tmp_path: Path) -> None:
+    """As the kernel does when memory runs out; what it unpacked is gigabytes."""
+    work = tmp_path / "work"
+    work.mkdir()
+    environment = {**clean_environment(), "PYTHONPATH": "src", "APPTAINER_TMPDIR": str(work)}
+    with subprocess.Popen(MAKE, cwd=tree.root, env=environment, stderr=subprocess.PIPE, text=True) as make:
+        while not list(work.glob("*/*")):
+            assert make.poll() is None
+        for child in psutil.Process(make.pid).children():
+            child.kill()
+        _, said = make.communicate()
+    assert make.returncode == 2 and "apptainer was killed by SIGKILL" in said, said
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_call_that_is_ended_leaves_nothing(number: signal.Signals, tree: Tree, tmp_path: Path) -> None:
+    """As when its terminal is lost."""
+    work = tmp_path / "work"
+    work.mkdir()
+    environment = {**clean_environment(), "PYTHONPATH": "src", "APPTAINER_TMPDIR": str(work)}
+    with subprocess.Popen(MAKE, cwd=tree.root, env=environment, stderr=subprocess.PIPE, text=True) as make:
+        while not list(work.glob("*/*")):
+            assert make.poll() is None
+        make.send_signal(number)
+        _, said = make.communicate()
+    assert make.returncode == 128 + number and "Traceback" not in said, said
+    assert list(work.iterdir()) == []
+    assert {path.name for path in (tree.root / FOLDER).iterdir()} == {"build.log", ".lock"}
+
+
+def test_another_call_is_waited_for(tree: Tree) -> None:
+    (tree.root / FOLDER).mkdir(parents=True)
+    container(tree, builder="buildah", build_args={"BASE_IMAGE": "no-such-image"})
+    with (tree.root / FOLDER / ".lock").open("w") as lock:
+        lock.write("1234 on a.node")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        environment = {**clean_environment(), "PYTHONPATH": "src"}
+        with subprocess.Popen(MAKE, cwd=tree.root, env=environment, stderr=subprocess.PIPE, text=True) as make:
+            assert make.stderr is not None
+            assert "process 1234 on a.node makes it already, and is waited for" in make.stderr.readline()
+            assert make.poll() is None and not (tree.root / FOLDER / "build.log").exists()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            _, said = make.communicate()
+    assert make.returncode == 2 and "was not found" in said, said
 
 
 def test_what_a_killed_call_left_is_removed(tree: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,7 +93,8 @@ def save(builder: str, image: str, target: str, archive: Path, log: Path) -> Non
             raise
         raise ImageError(
             f"The disk is full: the image of the target {target} takes about {ARCHIVE_GIB[target]} GiB as an archive, "
-            f"and {free_gib(archive.parent):.1f} GiB are free in {archive.parents[1]}. Make room there."
+            f"and {free_gib(archive.parent):.1f} GiB are free in {archive.parents[1]}{_layers(builder, target)}. "
+            "Make room there."
         ) from error
 
 
@@ -114,10 +116,11 @@ def _trouble(builder: str) -> str | None:
 def _explained(error: CommandError, builder: str, target: str, base: str | None, log: Path) -> ImageError:
     if error.no_space:
         store = _store(builder)
+        elsewhere = "move the store" if builder == "docker" else "move the store or TMPDIR"
         return ImageError(
             f"The disk is full: building the target {target} takes up to {STORE_GIB[target]} GiB in {builder}'s store "
-            f"{store}, where {free_gib(store):.1f} GiB are free. Make room there (`{PRUNE[builder]}` removes images "
-            "without a name), or move the store."
+            f"{store}, where {free_gib(store):.1f} GiB are free{_layers(builder, target)}. Make room there "
+            f"(`{PRUNE[builder]}` removes images without a name), or {elsewhere}."
         )
     named = f"The base image {base}" if base else f"The base image that {DOCKERFILE} names"
     if base and base.startswith(IN_THE_STORE) and IN_THE_STORE.rstrip("/") in (error.network or ""):
@@ -137,6 +140,14 @@ def _explained(error: CommandError, builder: str, target: str, base: str | None,
             f"registry ({builder} login)."
         )
     return error
+
+
+def _layers(builder: str, target: str) -> str:
+    """Where podman and buildah put each layer on its way into the store and out of it; one is most of the image."""
+    if builder == "docker":
+        return ""
+    work = Path(os.environ.get("TMPDIR") or "/var/tmp")
+    return f", and a layer up to {ARCHIVE_GIB[target]} GiB in {work} (TMPDIR), where {free_gib(work):.1f} GiB are free"
 
 
 def _store(builder: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,10 @@ NETWORK = re.compile(
     r"|(?:unable|failed) to connect to|proxyconnect",
     re.IGNORECASE,
 )
-NO_SPACE = re.compile(r"no space left on device|disk quota exceeded|write failed because", re.IGNORECASE)
+# the last is all that buildah says where a layer has no room in TMPDIR
+NO_SPACE = re.compile(
+    r"no space left on device|disk quota exceeded|write failed because|storing layer \S+ to file", re.IGNORECASE
+)
 
 
 class ImageError(Exception):
@@ -30,9 +34,8 @@ class CommandError(ImageError):
     def __init__(self, command: Sequence[str], code: int, output: str, log: Path) -> None:
         self.output = output
         said = [line.strip() for line in output.splitlines() if line.strip()]
-        super().__init__(
-            f"{command[0]} ended with exit code {code}{': ' + said[-1] if said else ''}. The whole output is in {log}."
-        )
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        super().__init__(f"{command[0]} {ended}{': ' + said[-1] if said else ''}. The whole output is in {log}.")
 
     @property
     def network(self) -> str | None:

@@ -31,13 +31,17 @@ def environment(results: Path, gpu: bool) -> dict[str, str]:
         if name in os.environ:
             variables[name] = os.environ[name]
     # this folder is bound by Snakemake, and nothing beside it that a link in it leads to
-    root = results.parent.resolve()
-    binds = [str(root)] if root.is_dir() and not root.is_relative_to(Path.cwd()) else []
+    places = dict.fromkeys(str(place.resolve()) for place in (results.parent, results) if place.is_dir())
+    binds = [place for place in places if not Path(place).is_relative_to(Path.cwd())]
     if gpu:
         binds.append(str(lock_folder()))
-    name = f"{apptainer().upper()}_BIND"
-    bound = ",".join(filter(None, [os.environ.get(name, ""), *binds]))
-    return {**passed_in(variables), **({name: bound} if bound else {})}
+    prefix = apptainer().upper()
+    # Apptainer heeds a site's older name as well, but not beside its own
+    given = os.environ.get(f"{prefix}_BIND") or os.environ.get("SINGULARITY_BIND", "")
+    bound = ",".join(dict.fromkeys(filter(None, [*given.split(","), *binds])))
+    # not by an argument alone, which another --singularity-args or --workflow-profile replaces
+    own = {f"{prefix}_CLEANENV": "1", **({f"{prefix}_BIND": bound} if bound else {})}
+    return {**passed_in(variables), **own}
 
 
 def passed_in(variables: Mapping[str, str]) -> dict[str, str]:

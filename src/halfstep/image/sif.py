@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from halfstep.image.commands import CommandError, ImageError, ask, free_gib, on_
 
 # it is read once per process, so that packing it fast counts for more than packing it small
 PACKING = "-comp gzip -Xcompression-level 1"
+HEAD = 2**20  # bytes
+UNPACKING = "halfstep-image-"  # how the folder's name begins that this happens in
 UNPACKED = 2.2  # what unpacking and packing again takes for the time being, as a multiple of the archive
 
 
@@ -37,15 +41,21 @@ def convert(source: str, size_gib: float | None, sif: Path, log: Path) -> None:
         ImageError: it cannot be made.
     """
     command = apptainer()
-    work = Path(os.environ.get("APPTAINER_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
+    work, name = unpacking_place()
+    if not work.is_dir():
+        raise ImageError(f"The image is to be unpacked in {work} ({name}), and there is no such folder: make it.")
     if size_gib is not None and (needed := UNPACKED * size_gib) > free_gib(work):
-        raise _full(needed, work)
-    # not into the cache under HOME, where nothing would use it again
+        raise _full(needed)
+    prefix = command.upper()
     try:
-        run([command, "build", "--disable-cache", str(sif), source], log, {"APPTAINER_MKSQUASHFS_ARGS": PACKING})
+        # in a folder of our own: an Apptainer that is killed leaves gigabytes behind
+        with tempfile.TemporaryDirectory(dir=work, prefix=UNPACKING, ignore_cleanup_errors=True) as unpacked:
+            variables = {f"{prefix}_TMPDIR": unpacked, f"{prefix}_MKSQUASHFS_ARGS": PACKING}
+            # not into the cache under HOME, where nothing would use it again
+            run([command, "build", "--disable-cache", str(sif), source], log, variables)
     except CommandError as error:
         if error.no_space:
-            raise _full(UNPACKED * size_gib if size_gib else None, work, sif.parents[2]) from error
+            raise _full(UNPACKED * size_gib if size_gib else None, sif.parents[2]) from error
         if error.network:
             raise ImageError(
                 f"{source} could not be fetched, since the network did not answer: {error.network}. Fetch it where "
@@ -79,12 +89,32 @@ def contents(sif: Path) -> dict[str, Any]:
     return {"labels": own, **json.loads(answer.stdout)}
 
 
-def _full(needed: float | None, work: Path, folder: Path | None = None) -> ImageError:
+def identity(sif: Path) -> dict[str, Any]:
+    """What tells one file from another without reading gigabytes: its size (bytes) and a hash of its head.
+
+    Apptainer writes an ID into the head, another with every file that it makes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with sif.open("rb") as stream:
+        head = hashlib.sha256(stream.read(HEAD)).hexdigest()
+    return {"bytes": sif.stat().st_size, "head_sha256": head}
+
+
+def unpacking_place() -> tuple[Path, str]:
+    """The folder that images are unpacked in, and the variable that says so: Apptainer heeds its older name's too."""
+    names = (f"{apptainer().upper()}_TMPDIR", "SINGULARITY_TMPDIR", "TMPDIR")
+    name = next((name for name in names if os.environ.get(name)), None)
+    return (Path(os.environ[name]), name) if name else (Path("/tmp"), "by default")
+
+
+def _full(needed: float | None, folder: Path | None = None) -> ImageError:
     need = f"{needed:.1f} GiB" if needed else "two to three times the image's size"
-    name = next((name for name in ("APPTAINER_TMPDIR", "TMPDIR") if os.environ.get(name)), "by default")
+    work, name = unpacking_place()
     where = f"{work} ({name}), where {free_gib(work):.1f} GiB are free"
     beside = f", and room for the SIF in {folder}, where {free_gib(folder):.1f} GiB are" if folder else ""
     return ImageError(
         f"The disk is full: to make a SIF of the image, Apptainer needs about {need} in {where}{beside}. "
-        "Set APPTAINER_TMPDIR to a folder on a disk with more room."
+        f"Set {apptainer().upper()}_TMPDIR to a folder on a disk with more room."
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from halfstep.report import parity_section, wording
+from halfstep.report import wording
 from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
 from halfstep.report.results import ComparisonResult, Results, VariantResult
-from halfstep.report.statistics import Ranking
+from halfstep.report.statistics import Ranking, Ratio
 from halfstep.report.wording import code, digits, percent
 from halfstep.runs import run_keys
 
+MIGHT_BE_FASTER = ("disturbed", "missing", "stale", "failed", "timeout", "invalid")
+FEW_PAIRS = 3  # below, an interval is so wide that few variants can be told apart from each other
 HOST_BOUND = 0.1  # from this share of idle time on, an answer may be the host's
 
 
@@ -60,18 +62,17 @@ def unasked(results: Results) -> str:
 
 
 def reading(results: Results) -> str:
-    """How to read the answers, and whether loss parity stands behind them."""
+    """How to read the answers."""
     text = (
         "Brackets hold 95 % intervals of ratios of throughput. Each ratio rests on pairs of replicates of its own, so "
-        "two near variants can be told apart although their intervals against the baseline overlap. "
-        f"{parity_section.summary(results)}"
+        "two near variants can be told apart although their intervals against the baseline overlap."
     )
     return " ".join(filter(None, [text, clocked(results)]))
 
 
 def what_to_use(comparison: ComparisonResult) -> str:
     """The answer of one comparison. A winner is named only where its interval against every other clears 1."""
-    return " ".join(filter(None, [_use(comparison), _parity(comparison), _left_out(comparison)]))
+    return " ".join(filter(None, [_use(comparison), _parity(comparison), _left_out(comparison), _unknown(comparison)]))
 
 
 def _parity(comparison: ComparisonResult) -> str:
@@ -88,6 +89,15 @@ def _left_out(comparison: ComparisonResult) -> str:
     """That what trains out of bounds is no answer, however fast."""
     names = [variant.name for variant in comparison.outside]
     return f"Out of bounds in training, and so not considered: {code(names)}." if names else ""
+
+
+def _unknown(comparison: ComparisonResult) -> str:
+    """What might be faster: it can run here, and has no number."""
+    statuses = {v.name: v.row["status"] for v in comparison.variants if v.row["status"] in MIGHT_BE_FASTER}
+    if not statuses:
+        return ""
+    listed = wording.join(f"`{name}` ({wording.status(status)})" for name, status in statuses.items())
+    return f"Without a number, and perhaps faster: {listed}."
 
 
 def _use(comparison: ComparisonResult) -> str:
@@ -111,12 +121,17 @@ def _use(comparison: ComparisonResult) -> str:
             f"{host_bound}"
         )
     if ranking.tied:
-        text += f", but cannot be told apart from {code(ranking.tied)}"
+        listed = [f"`{name}`{_few(ranking.ratios[name])}" for name in ranking.tied]
+        text += f", but cannot be told apart from {wording.join(listed)}"
     if ranking.undecided and not ranking.beaten and not ranking.tied:
         text += "; without an interval against any other, no winner is named"
     elif ranking.undecided:
         text += f"; without an interval against {code(ranking.undecided)}, no winner is named"
     return f"{text}.{host_bound}"
+
+
+def _few(ratio: Ratio) -> str:
+    return f" ({ratio.pairs} pairs)" if ratio.method == "paired" and ratio.pairs < FEW_PAIRS else ""
 
 
 def _others(ranking: Ranking, baseline: str) -> str:

@@ -15,8 +15,8 @@ HEADINGS = [
 LEGEND = (
     "The verdict goes by the ratio at the same batch. `holds here`: its interval lies above 1 and reaches the expected "
     "ratio, if there is one; `weaker here`: above 1, below the expected ratio; `does not hold here`: below 1; `not "
-    "decided`: 1 lies in the interval, or there is no interval. A question has its answer instead. Where several are "
-    "compared, the least ratio stands for them."
+    "decided`: 1 lies in the interval of a ratio that it rests on, or one has none. A question has its answer instead. "
+    "Where several are compared, the least ratio stands for them."
 )
 SMOKE_LEGEND = "A smoke run judges no claim: its ratios only show that the table works."
 COLUMNS = {"article": "by the article's protocol", "same_batch": "same batch", "both_compiled": "both compiled"}

@@ -17,6 +17,7 @@ from halfstep.report.results import ComparisonResult, OperatorResult, Results
 from halfstep.report.wording import CODE_SPAN, STRUCK, code, one_line
 
 LINES = 40  # of one float: what fits on a page
+CLAIMS = 12  # on a page: each has some five lines
 HEADING = 12  # characters in a line of a number's heading
 BRACKETS = "Brackets hold 95 % intervals."
 NAMES = "l"
@@ -49,6 +50,8 @@ class Table:
     headings: Sequence[str]
     columns: Sequence[str | float]
     lines: Sequence[Sequence[str]]
+    page: int = LINES
+    """lines of a float"""
 
 
 def prose(text: str) -> str:
@@ -107,6 +110,7 @@ def tables(results: Results) -> Iterator[Table]:
             claims_table.HEADINGS,
             (0.2, 0.07, 0.1, 0.1, 0.1, 0.08, 0.2),
             [claims_table.cells(row) for row in results.claims],
+            CLAIMS,
         )
     for comparison in results.comparisons:
         yield from _training(comparison, machine)
@@ -177,7 +181,7 @@ def _operator(operator: OperatorResult, machine: str) -> Iterator[Table]:
 
 def fragment(table: Table, scope: str) -> str:
     """The table as LaTeX: one float, or as many as it has pages."""
-    pages = [table.lines[start : start + LINES] for start in range(0, len(table.lines), LINES)]
+    pages = [table.lines[start : start + table.page] for start in range(0, len(table.lines), table.page)]
     floats = [_float(table, lines, page, len(pages)) for page, lines in enumerate(pages, 1)]
     return f"% made by halfstep from the runs of {scope}; needs the packages booktabs and array\n" + "\n".join(floats)
 

@@ -103,9 +103,9 @@ def _remedy(comparison: ComparisonResult, variant: VariantResult, speedup: Ratio
 
 
 def settings(results: Results, comparison: ComparisonResult) -> str:
-    """What the variants were set to beside precision and compilation; a value is followed by those that differ."""
+    """What the variants were set to; where they differ a value is followed by those that have it."""
     parts = []
-    for key in ("weights", "optimizer", "norm", "data"):
+    for key in ("precision", "compile", "weights", "optimizer", "norm", "data"):
         names: dict[str, list[str]] = {}
         for variant in comparison.variants:
             names.setdefault(variant.row[key], []).append(variant.name)

@@ -18,7 +18,8 @@ VERDICTS: dict[str, str] = {
     "are as the source says",
     WEAKER: "the interval lies above 1 and ends below the expected ratio; the batch grows, by less than expected",
     DOES_NOT_HOLD: "the interval lies below 1; the batch does not grow; there is no graph break",
-    NOT_DECIDED: "1 lies in the interval, or there is none; larger batches would have to be tried",
+    NOT_DECIDED: "1 lies in the interval of a ratio that it rests on, or one has none; larger batches would have to be "
+    "tried",
     NOT_MEASURABLE: "a side has no run with status ok, or there is no ratio between the two; at smoke scale always",
     OUT_OF_BOUNDS: "a side of the ratio trains out of bounds, so its speed decides nothing",
     FASTER: "a question's answer: the interval lies above 1",

@@ -139,7 +139,7 @@ def fit_on_their_pages(scope_dir: Path, width: str) -> dict[str, str]:
 
 def test_tables_of_operators_fit_on_their_pages(tmp_path: Path) -> None:
     make_operators(tmp_path / "h200")
-    tables = fit_on_their_pages(tmp_path / "h200", "6.5in")
+    tables = fit_on_their_pages(tmp_path / "h200", "7in")
     assert {"dtypes-limit", "dtypes-value-of-the-sample", "dtypes-operation", "gemm-case"} <= tables.keys()
 
 

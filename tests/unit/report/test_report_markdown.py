@@ -79,6 +79,18 @@ def test_answers_come_first(h200, unsaved):
     )
 
 
+def test_what_has_no_number_and_may_be_faster_is_named(h200, scopes, unsaved):
+    """But not what this machine cannot do."""
+    study = validate(scopes.config)
+    disturbed = {**scopes.behaviour["lm-graphs"], "status": "disturbed", "reason": "it drifted"}
+    for replicate in (1, 2, 3):
+        scopes.write_run(h200, study, ("lm", "lm-graphs", replicate), disturbed)
+    collect(h200, study)
+    text = report(h200)
+    (answer,) = [line for line in text.splitlines() if "use `lm-bf16`" in line]
+    assert answer.endswith("Without a number, and perhaps faster: `lm-graphs` (disturbed).")
+
+
 def test_a_tie_is_called_one(tmp_path, scopes, unsaved):
     behaviour = {name: {**scopes.behaviour[name], "noise": 0.02} for name in ("eager", "blocks", "whole")}
     scopes.make(tmp_path / "h200", scopes.config, behaviour)
@@ -276,7 +288,8 @@ def test_idle_gpus_unlike_replicates_power_and_settings_are_said(h200, scopes, u
     text = report(h200)
     assert "- Replicate 2 of `eager` ran 17 % slower than the others (4" in text
     assert "Replicate 1 of `eager`" not in text
-    assert "Settings: weights `fp32`, optimizer `adam_fused` (" in text
+    assert "precision `fp32` (`fp32`) and `bf16` (`eager`, `blocks`, `whole` and `bf16-foreach`), compile " in text
+    assert ", weights `fp32`, optimizer `adam_fused` (" in text
     assert "norm `layernorm`, data `resident`, 632,304,384 parameters." in text
     assert "Host-bound: the GPU idles" in text
     assert "Seldom or never at the 700 W power limit in any run; mean SM clock 1890 MHz." in text
