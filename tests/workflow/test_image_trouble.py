@@ -209,7 +209,9 @@ def test_a_call_that_is_ended_leaves_nothing(number: signal.Signals, tree: Tree,
     work = tmp_path / "work"
     work.mkdir()
     environment = {**clean_environment(), "PYTHONPATH": "src", "APPTAINER_TMPDIR": str(work)}
-    with subprocess.Popen(MAKE, cwd=tree.root, env=environment, stderr=subprocess.PIPE, text=True) as make:
+    # under nohup SIGHUP would be ignored, and rightly
+    listening = ("env", f"--default-signal={number.name.removeprefix('SIG')}", *MAKE)
+    with subprocess.Popen(listening, cwd=tree.root, env=environment, stderr=subprocess.PIPE, text=True) as make:
         while not list(work.glob("*/*")):
             assert make.poll() is None
         make.send_signal(number)
