@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from uuid import uuid4
 
+import yaml
 from snakemake.settings.types import DeploymentMethod
 from snakemake.utils import update_config
 
@@ -64,9 +65,12 @@ os.environ["HALFSTEP_SCOPE"] = SCOPE.name
 os.environ["HALFSTEP_SNAKEMAKE"] = this_process()
 # a file, since Linux passes no variable above 128 KiB: a study of 800 variants is that long
 if workflow.is_main_process:
-    study_file = NamedTemporaryFile("w", suffix=".json", prefix="halfstep-study-", encoding="utf-8")
-    study_file.write(STUDY.model_dump_json())
-    study_file.flush()
+    try:
+        study_file = NamedTemporaryFile("w", suffix=".yaml", prefix="halfstep-study-", encoding="utf-8")
+        yaml.safe_dump(STUDY.model_dump(mode="json"), study_file, sort_keys=False)
+        study_file.flush()
+    except OSError as error:
+        stop(f"The study cannot be written to a temporary file for the rules (TMPDIR): {error.strerror}")
     os.environ["HALFSTEP_STUDY"] = study_file.name
 
 

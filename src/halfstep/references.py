@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from symtable import symtable
 
 from halfstep.mistakes import StudyError, nearest
 from halfstep.registry import LEARNABLE, OPERATORS, RECIPES, WORKLOADS
@@ -16,7 +16,7 @@ def check_references() -> None:
     """Look for the file and the name of each `module:attribute` of the registry, without importing it.
 
     Raises:
-        StudyError: one sentence for the first that is not there.
+        StudyError: one sentence for the first that is not there, or whose file is no Python.
     """
     for name, reference in _references():
         module, _, attribute = reference.partition(":")
@@ -25,9 +25,13 @@ def check_references() -> None:
         if not path.is_file():
             there = [other.stem for other in path.parent.glob("*.py")]
             raise StudyError(f"{line}, and {path.name} is not in {path.parent}: {nearest(path.stem, there)}.")
-        defined = re.findall(r"^(?:def |class )?(\w+)\s*[(:=]", path.read_text(encoding="utf-8"), re.MULTILINE)
+        try:
+            symbols = symtable(path.read_text(encoding="utf-8"), str(path), "exec").get_symbols()
+        except SyntaxError as error:
+            raise StudyError(f"{path}, line {error.lineno}: {error.msg}.") from error
+        defined = sorted(symbol.get_name() for symbol in symbols if symbol.is_assigned())
         if attribute not in defined:
-            raise StudyError(f"{line}, and {path.name} does not define that: {nearest(attribute, sorted(defined))}.")
+            raise StudyError(f"{line}, and {path.name} does not define that: {nearest(attribute, defined)}.")
 
 
 def _references() -> Iterator[tuple[str, str]]:

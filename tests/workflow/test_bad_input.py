@@ -211,6 +211,11 @@ CASES: dict[str, Case] = {
         SNAKEMAKE,
         ("src/halfstep/registry.py: 'bf16' names", "bf16.py does not define that", "did you mean 'Bf16'?"),
     ),
+    "registry: no Python": (
+        lambda tree: tree.write("src/halfstep/recipes/precision/bf16.py", "class Bf16(:\n"),
+        SNAKEMAKE,
+        ("src/halfstep/recipes/precision/bf16.py, line 1: ",),
+    ),
     "no config.yaml": (
         lambda tree: (tree.root / "config.yaml").unlink(),
         SNAKEMAKE,

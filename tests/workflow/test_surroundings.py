@@ -28,7 +28,7 @@ def test_a_tree_is_called_by_another_name(tree: Tree, tmp_path: Path) -> None:
 
 
 def test_any_title_in_any_locale(tree: Tree) -> None:
-    tree.configure(tree.read("config.yaml").replace("title: A study", "title: Été 😀 | <b> $HOME"))
+    tree.configure(tree.read("config.yaml").replace("title: A study", r'title: "Été 😀 | <b> $HOME\x7f"'))
     tree.run(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert "# Été 😀 &#124; &lt;b&gt; \\$HOME\n" in tree.read("results/cpu/report.md")
 

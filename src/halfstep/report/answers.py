@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from halfstep.report import wording
 from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
 from halfstep.report.results import ComparisonResult, Results, VariantResult
-from halfstep.report.statistics import Ranking, Ratio
+from halfstep.report.statistics import Ranking
 from halfstep.report.wording import code, digits, percent
 from halfstep.runs import run_keys
 
@@ -121,8 +122,7 @@ def _use(comparison: ComparisonResult) -> str:
             f"{host_bound}"
         )
     if ranking.tied:
-        listed = [f"`{name}`{_few(ranking.ratios[name])}" for name in ranking.tied]
-        text += f", but cannot be told apart from {wording.join(listed)}"
+        text += f", but cannot be told apart from {_tied(ranking, ranking.tied)}"
     if ranking.undecided and not ranking.beaten and not ranking.tied:
         text += "; without an interval against any other, no winner is named"
     elif ranking.undecided:
@@ -130,13 +130,15 @@ def _use(comparison: ComparisonResult) -> str:
     return f"{text}.{host_bound}"
 
 
-def _few(ratio: Ratio) -> str:
-    return f" ({ratio.pairs} pairs)" if ratio.method == "paired" and ratio.pairs < FEW_PAIRS else ""
+def _tied(ranking: Ranking, names: Sequence[str]) -> str:
+    """Names, those with few pairs behind them marked."""
+    few = {n: r.pairs for n, r in ranking.ratios.items() if r.method == "paired" and r.pairs < FEW_PAIRS}
+    return wording.join(f"`{name}`" + (f" ({few[name]} pairs)" if name in few else "") for name in names)
 
 
 def _others(ranking: Ranking, baseline: str) -> str:
     others = [name for name in ranking.tied if name != baseline]
-    return f" `{baseline}`" + (f" (nor from {code(others)})" if others else "")
+    return f" `{baseline}`" + (f" (nor from {_tied(ranking, others)})" if others else "")
 
 
 def _ratios(comparison: ComparisonResult, ranking: Ranking) -> str:

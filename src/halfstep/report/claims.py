@@ -163,7 +163,6 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
     ours, theirs = (_ok(side) for side in (least.variant, least.rival))
     names = [rows[0]["variant"] for rows in (theirs, ours)]
     steps = [geometric_mean([float(row["step_ms"]) for row in rows]) for rows in (theirs, ours)]
-    kernel_times = [[float(row["kernel_ms"]) for row in rows if row["kernel_ms"]] for rows in (theirs, ours)]
     before, after = (kernels.get((rows[0]["comparison"], rows[0]["variant"]), {}) for rows in (theirs, ours))
     if least.case or not before or not after:
         values = [one.ratio.value for one in found if one.ratio.value is not None]
@@ -172,6 +171,7 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
             f"{wording.digits(max(values))}"
         )
         at = f" at {least.case}" if least.case else ""
+        kernel_times = [[float(row["kernel_ms"]) for row in rows if row["kernel_ms"]] for rows in (theirs, ours)]
         kernels_alone = [f", its kernels {wording.digits(fmean(times))} ms" if times else "" for times in kernel_times]
         return verdict, (
             f"`{names[1]}` takes {wording.digits(steps[1])} ms{kernels_alone[1]}, `{names[0]}` "
