@@ -33,11 +33,30 @@ def _record(slot, values):
     tl.atomic_max(slot, tl.max(tl.reshape(bits, [bits.numel])), sem="relaxed")
 
 
+# Four values to the four bytes of one register. What Triton makes of `.to(float8)` has each pair of bytes in a register
+# of its own, from which bytes are taken and which are joined: ptxas (of Triton 3.6, for sm_90) merges the pairs first
+# and takes the bytes from a register that is not written yet.
+_FOUR = """{
+    .reg .b16 low, high;
+    cvt.rn.satfinite.%sx2.f32 low, $2, $1;
+    cvt.rn.satfinite.%sx2.f32 high, $4, $3;
+    mov.b32 $0, {low, high};
+}"""
+_FOUR_E4M3 = tl.constexpr(_FOUR.replace("%s", "e4m3"))
+_FOUR_E5M2 = tl.constexpr(_FOUR.replace("%s", "e5m2"))
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
 @triton.jit
 def _held(values, scale, largest: tl.constexpr, dtype: tl.constexpr):
     """FP8 of the scaled values; what lies beyond the format becomes its largest, NaN stays NaN."""
-    scaled = tl.clamp(values * scale, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
-    return scaled.to(dtype)
+    scaled = values * scale
+    if _INTERPRETED:  # which knows no assembly
+        held = tl.clamp(scaled, -largest, largest, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+    else:
+        assembly: tl.constexpr = _FOUR_E4M3 if dtype == tl.float8e4nv else _FOUR_E5M2
+        held = tl.inline_asm_elementwise(assembly, "=r,f,f,f,f", [scaled], tl.uint8, True, 4).to(dtype, bitcast=True)
+    return held
 
 
 @triton.jit
