@@ -188,22 +188,38 @@ def all_of_a_step(model: nn.Module, x: torch.Tensor, grad: torch.Tensor, autocas
     return {name: t.detach().cpu().clone() for name, t in {"out": out, "x": x.grad, **gradients, **amaxes}.items()}
 
 
+def assert_near(
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], moved: dict[str, torch.Tensor]
+) -> None:
+    """`actual` is off by no more than twice what `moved` is: the same step from an input off by a bf16 rounding.
+
+    Products are bf16 and summed in another order, and what is then on the other side of the middle of two FP8 values is
+    off by a step of that format: of the gradients of the norm before attention up to a tenth, by norm, on the CPU too.
+    """
+    off = {name: error(value, expected[name].double()) for name, value in actual.items()}
+    allowed = {name: 2 * error(value, expected[name].double()) + 5e-3 for name, value in moved.items()}
+    assert {name: (off[name], allowed[name]) for name in off if not off[name] < allowed[name]} == {}
+
+
+def by_a_rounding(x: torch.Tensor) -> torch.Tensor:
+    return (x.float() * (1 + 2**-8 * torch.randn_like(x.float()).sign())).to(x.dtype)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_fused_block_is_its_definition_on_the_cpu(kind: str, mode: str, device: torch.device) -> None:
     dtype, autocast = MODES[mode]
-    on_cpu, on_gpu = fused(kind, 1, dtype), fused(kind, 1, dtype).to(device)
-    synchronise = [Synchroniser(model) for model in (on_cpu, on_gpu)]
+    on_cpu, moved, on_gpu = fused(kind, 1, dtype), fused(kind, 1, dtype), fused(kind, 1, dtype).to(device)
+    synchronise = [Synchroniser(model) for model in (on_cpu, moved, on_gpu)]
     x = torch.randn(4, 64, K).to(dtype)
     grad = 1e-3 * torch.randn(4, 64, K).to(dtype)
     # by each tensor's own scale, then by those, which clip
     for spread in (1.0, 3.0):
-        expected = all_of_a_step(on_cpu, spread * x, spread * grad, autocast)
-        actual = all_of_a_step(on_gpu, (spread * x).to(device), (spread * grad).to(device), autocast)
-        # products are bf16 and summed in another order: what is near the middle of two FP8 values falls elsewhere
-        assert {name: error(value, expected[name].double()) for name, value in actual.items()} == pytest.approx(
-            dict.fromkeys(expected, 0.0), abs=0.03
+        steps = [(on_cpu, spread * x), (moved, by_a_rounding(spread * x)), (on_gpu, (spread * x).to(device))]
+        expected, near, actual = (
+            all_of_a_step(model, inputs, (spread * grad).to(inputs.device), autocast) for model, inputs in steps
         )
+        assert_near(actual, expected, near)
         for each in synchronise:
             each()
 
@@ -213,17 +229,19 @@ def test_a_fused_block_compiled_by_inductor_is_the_eager_one(device: torch.devic
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    eager, compiled = (fused("timm", 10).to(device) for _ in range(2))
+    eager, moved, compiled = (fused("timm", 10).to(device) for _ in range(3))
     for block in compiled:
         block.compile(dynamic=False, fullgraph=True)
-    synchronise = [Synchroniser(model) for model in (eager, compiled)]
+    synchronise = [Synchroniser(model) for model in (eager, moved, compiled)]
     x, grad = torch.randn(4, 64, K, device=device), 1e-3 * torch.randn(4, 64, K, device=device)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         for _ in range(2):
-            expected, actual = (all_of_a_step(model, x, grad, autocast=True) for model in (eager, compiled))
             # the same kernels in the same order; Inductor's own are the last addition and the casts of biases
-            for name, value in actual.items():
-                assert error(value, expected[name].double()) < 1e-2, name
+            expected, near, actual = (
+                all_of_a_step(model, inputs, grad, autocast=True)
+                for model, inputs in ((eager, x), (moved, by_a_rounding(x)), (compiled, x))
+            )
+            assert_near(actual, expected, near)
             for each in synchronise:
                 each()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

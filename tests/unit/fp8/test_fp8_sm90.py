@@ -109,6 +109,14 @@ def test_the_casts_are_the_hardwares(compiled: Any, name: str, format: str) -> N
     assert f"cvt.rn.satfinite.{format}.f32" in compiled(name)[0].asm["ptx"]
 
 
+@pytest.mark.parametrize("name", calls())
+def test_no_byte_is_taken_from_a_pair_that_the_hardware_cast(compiled: Any, name: str) -> None:
+    """ptxas takes such bytes from a register not yet written (see kernels.py): only whole fours leave a cast."""
+    for kernel in compiled(name):
+        casts = re.findall(r"cvt\.rn\.satfinite\.e\dm\dx2\.f32\s+(\S+),", kernel.asm["ptx"])
+        assert set(casts) <= {"low", "high"}  # registers of the assembly's own, which are joined in it
+
+
 def test_nothing_is_computed_in_fp64(compiled: Any) -> None:
     """A Python float that reached a kernel as fp64 would halve its speed (Liger-Kernel's issue 1350)."""
     assert not any(re.search(r"\.f64\b", kernel.asm["ptx"]) for name in calls() for kernel in compiled(name))
