@@ -33,9 +33,9 @@ def _record(slot, values):
     tl.atomic_max(slot, tl.max(tl.reshape(bits, [bits.numel])), sem="relaxed")
 
 
-# Four values to the four bytes of one register. What Triton makes of `.to(float8)` has each pair of bytes in a register
-# of its own, from which bytes are taken and which are joined: ptxas (of Triton 3.6, for sm_90) merges the pairs first
-# and takes the bytes from a register that is not written yet.
+# Four values to the four bytes of one register. `.to(float8)` leaves pairs of bytes, each in a register of its own.
+# Where single bytes are taken from them (for a transposed store) and pairs are joined too (for a plain one), ptxas 12,
+# which Triton 3.6 brings for a Hopper GPU, takes the bytes from a register not yet written: Triton's issue 11111.
 _FOUR = """{
     .reg .b16 low, high;
     cvt.rn.satfinite.%sx2.f32 low, $2, $1;
