@@ -140,6 +140,7 @@ def report(
 ) -> None:
     """Rebuild tables, figures and reports from the runs' raw CSVs; needs neither torch nor a GPU."""
     from halfstep.current_code import current_code
+    from halfstep.report.last_line import last_line
     from halfstep.report.write import rebuild, write_report
 
     scope, the_study = load_study(folder, study)
@@ -147,7 +148,7 @@ def report(
         write_report(folder)
     else:
         rebuild(folder, the_study, scope, None if study is None else current_code(the_study, scope))
-    print(f"report: {folder / 'report.md'}", file=sys.stderr)
+    print(last_line(folder), file=sys.stderr)
 
 
 @app.command()
