@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from halfstep.mistakes import StudyError, nearest
 from halfstep.parity.plan import ParityRun
-from halfstep.registry import PARITY
+from halfstep.registry import NEEDS_GPU, PARITY
 from halfstep.runs import Run, Scope, at_scale
 from halfstep.study import Study, validate
 
@@ -215,6 +215,9 @@ def doctor(
     if as_json:
         write_json(as_json, result)
     print_table(result)
+    able = [row["name"] for row in result["capabilities"] if row["status"] == "available" and row["name"] in NEEDS_GPU]
+    if able and result["machine"].get("gpu") is None:
+        print(f"\nThis CPU can do it, but a study does it on a GPU only (`unsupported` here): {', '.join(able)}")
 
 
 @app.command()
