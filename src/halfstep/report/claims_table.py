@@ -70,7 +70,7 @@ def _ratio(row: Row, protocol: str) -> str:
 
 def _batches(row: Row) -> str:
     least = "at least " * (row["batches_at_least"] == "1")
-    return f"{least}{wording.digits(number(row['batches']))} in batch, a count"
+    return f"{least}{wording.digits(number(row['batches']))} times the batch, a count"
 
 
 def sides(row: Row) -> str:

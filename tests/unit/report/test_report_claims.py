@@ -177,7 +177,7 @@ def test_why_of_batches_and_graph_breaks(scope):
 
 
 @pytest.mark.parametrize(
-    ("larger", "cell"), [(True, "at least 2.00 in batch, a count"), (False, "1.00 in batch, a count")]
+    ("larger", "cell"), [(True, "at least 2.00 times the batch, a count"), (False, "1.00 times the batch, a count")]
 )
 def test_the_ratio_of_batches_is_printed_as_a_count(tmp_path, scopes, unsaved, larger, cell):
     """In every form of the table; on the page not below `same batch`."""
