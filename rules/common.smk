@@ -23,6 +23,7 @@ from halfstep.measure.ancestor import this_process
 from halfstep.mistakes import StudyError
 from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.references import check_references
+from halfstep.report.last_line import last_line
 from halfstep.runs import Scope, at_scale, canonical_json, resolve, run_keys
 from halfstep.scope import decide_scope
 from halfstep.strangers import strangers
@@ -175,8 +176,8 @@ def conclude():
                 "marks their runs as stale, `make remeasure STATUS=stale` then measures them.",
                 file=sys.stderr,
             )
-        if Path(OUT, "report.md").exists():
-            print(f"report: {OUT}/report.md", file=sys.stderr)
+        if Path(OUT, "report.html").exists():
+            print(last_line(Path(OUT)), file=sys.stderr)
 
 
 if workflow.is_main_process:

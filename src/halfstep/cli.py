@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from halfstep.mistakes import StudyError, nearest
 from halfstep.parity.plan import ParityRun
-from halfstep.registry import PARITY
+from halfstep.registry import NEEDS_GPU, PARITY
 from halfstep.runs import Run, Scope, at_scale
 from halfstep.study import Study, validate
 
@@ -140,6 +140,7 @@ def report(
 ) -> None:
     """Rebuild tables, figures and reports from the runs' raw CSVs; needs neither torch nor a GPU."""
     from halfstep.current_code import current_code
+    from halfstep.report.last_line import last_line
     from halfstep.report.write import rebuild, write_report
 
     scope, the_study = load_study(folder, study)
@@ -147,7 +148,7 @@ def report(
         write_report(folder)
     else:
         rebuild(folder, the_study, scope, None if study is None else current_code(the_study, scope))
-    print(f"report: {folder / 'report.md'}", file=sys.stderr)
+    print(last_line(folder), file=sys.stderr)
 
 
 @app.command()
@@ -214,6 +215,9 @@ def doctor(
     if as_json:
         write_json(as_json, result)
     print_table(result)
+    able = [row["name"] for row in result["capabilities"] if row["status"] == "available" and row["name"] in NEEDS_GPU]
+    if able and result["machine"].get("gpu") is None:
+        print(f"\nThis CPU can do it, but a study does it on a GPU only (`unsupported` here): {', '.join(able)}")
 
 
 @app.command()

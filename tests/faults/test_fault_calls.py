@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tree import Tree, side_by_side
+from tree import Tree, report_line, side_by_side
 
 HERE = Path(__file__).parent
 CONFIG: dict[str, Any] = {
@@ -215,5 +215,5 @@ def test_a_locale_with_decimal_commas(finished: Tree, tmp_path: Path, decimal_co
         'import locale\nlocale.setlocale(locale.LC_NUMERIC, "")\nassert locale.str(1.5) == "1,5"\n',
     )
     done = tree.halfstep("report", SCOPE, **decimal_commas_here)
-    assert (done.returncode, done.stderr) == (0, f"report: {SCOPE}/report.md\n")
+    assert (done.returncode, done.stderr) == (0, f"{report_line(SCOPE)}\n")
     assert {path: data for path, (_, data) in tree.contents().items() if path.startswith(SCOPE)} == before

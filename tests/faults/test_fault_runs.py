@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from tree import REPORTING, STAND_IN, Tree, jobs_in, runs
+from tree import REPORTING, STAND_IN, Tree, jobs_in, report_line, runs
 
 from halfstep.measure.row import TELEMETRY_COLUMNS
 from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL
+from halfstep.records import TABLE_STATUSES
 from halfstep.report.markdown import prose
 from halfstep.system.gpu_lock import FOLDER as LOCKS
 
@@ -116,7 +118,9 @@ def test_the_study_goes_on_to_its_report(called: Called) -> None:
     assert call.returncode == 1
     every = runs("faults/healthy", *(f"faults/{name}" for name in NAMES), replicates=1)
     assert set(jobs_in(call.stderr)) == every | {"probe_system"}
-    assert "report: results/h200/report.md" in call.stderr.splitlines()
+    found = Counter(status for _, status, _ in FAULTS.values())
+    without = {status: found[status] for status in TABLE_STATUSES if status != "ok" and found[status]}
+    assert report_line("results/h200", len(FAULTS) + 1, **without) in call.stderr.splitlines()
     assert "results/h200/runs/faults/full-disk/rep1/summary.csv: File too large" in call.stderr.splitlines()
     assert len(call.stdout + call.stderr) < 100_000
     done = tree.snakemake("--dry-run", CUDA_VISIBLE_DEVICES="0")

@@ -10,7 +10,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from tree import REPORTING, Tree, jobs_in, runs
+from tree import REPORTING, Tree, jobs_in, report_line, runs
 
 from halfstep.report.markdown import prose
 
@@ -122,7 +122,7 @@ def test_the_study_ends_well(called: Called) -> None:
     assert call.returncode == 0, call.stderr
     measured = runs(*(f"faults/{name}" for name in VARIANTS), replicates=1)
     assert set(jobs_in(call.stderr)) == measured | {"probe_system"} | REPORTING
-    assert call.stderr.splitlines()[-1] == "report: results/cpu/report.md"
+    assert call.stderr.splitlines()[-1] == report_line("results/cpu", 3, failed=1, invalid=1)
     assert tree.plan() == set()
 
 

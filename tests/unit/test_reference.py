@@ -6,9 +6,11 @@ import csv
 import filecmp
 import re
 import shutil
+import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from halfstep.cli import app
 from halfstep.kernel_kinds import OTHER, kind_of
 from halfstep.records import one_per_run
+from halfstep.report.last_line import last_line
 from halfstep.report.wording import digits
 
 ROOT = Path(__file__).parents[2]
@@ -85,3 +88,33 @@ def test_the_readme_says_what_the_csvs_say() -> None:
     counts = Counter(row["status"] for row in runs)
     said = f"{counts['disturbed']} of their {len(runs)} runs are `disturbed`, "
     assert said in readme
+
+
+def test_the_last_line_of_a_call_says_what_the_report_says(tmp_path: Path) -> None:
+    """And a script finds the page by it, in whichever folder."""
+    folder = tmp_path / "a copy (2)" / "h200"
+    shutil.copytree(H200, folder)
+    (line,) = CliRunner().invoke(app, ["report", str(folder), "--text-only"]).stderr.splitlines()
+    runs = one_per_run(rows(H200 / "tables" / "runs.csv"))
+    counts = Counter(row["status"] for row in runs if row["status"] != "ok")
+    assert f"{len(runs) - counts.total()} of {len(runs)} runs are ok." in (folder / "report.md").read_text("utf-8")
+    head, _, said = line.partition("; ")
+    assert said.startswith(f"{counts.total()} of {len(runs)} timed runs have no number: ")
+    assert sorted(said.partition(": ")[2].split(", ")) == sorted(f"{n} {status}" for status, n in counts.items())
+    script = ["sed", "-n", r"s/^report: \(.*\) (plain text: .*/\1/p"]
+    assert subprocess.run(script, input=line, capture_output=True, text=True).stdout == str(folder / "report.html")
+    assert head == f"report: {folder / 'report.html'} (plain text: report.md)"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.unlink(), "its runs cannot be counted: runs.csv cannot be read"),
+        (lambda table: table.write_text("a,b\n"), "its runs cannot be counted: runs.csv does not have the columns"),
+    ],
+)
+def test_runs_that_cannot_be_counted_are_said_to_be(tmp_path: Path, change: Callable[[Path], Any], said: str) -> None:
+    """Snakemake names the report however a call ends, though its tables be damaged."""
+    shutil.copytree(H200 / "tables", tmp_path / "tables")
+    change(tmp_path / "tables" / "runs.csv")
+    assert last_line(tmp_path).partition("; ")[2].startswith(said)

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from small_image import DIGEST, with_small_image
-from tree import LIMIT_S, NOTHING, REPORTING, Tree, jobs_in
+from tree import LIMIT_S, NOTHING, REPORTING, Tree, jobs_in, report_line
 
 from halfstep.runs import Scope, run_keys
 from halfstep.study import validate
@@ -51,7 +51,8 @@ CONFIG: dict[str, Any] = {
     },
 }
 RUNS = "results/cpu-smoke/tables/runs.csv"
-REPORT = "results/cpu-smoke/report.md"
+SCOPE = "results/cpu-smoke"
+REPORT = f"{SCOPE}/report.md"
 
 
 def slurm_jobs(output: str) -> dict[str, str]:
@@ -141,7 +142,7 @@ def test_the_study_ends_well(measured: tuple[Tree, subprocess.CompletedProcess[s
     assert call.returncode == 0, call.stderr
     assert set(statuses(tree).values()) == {"ok"}
     assert set(jobs_in(call.stderr)) >= REPORTING
-    assert call.stderr.splitlines()[-1] == f"report: {REPORT}"
+    assert call.stderr.splitlines()[-1] == report_line(SCOPE)
 
 
 def test_one_job_per_comparison(measured: tuple[Tree, subprocess.CompletedProcess[str]]) -> None:
@@ -208,7 +209,7 @@ def test_a_job_that_slurm_ends(tree: Tree) -> None:
         assert psutil.wait_procs([second], timeout=LIMIT_S)[1] == []
         code, output = call.end()
         assert none_measures(tree)
-    assert code == 1 and f"report: {REPORT}" in output.splitlines()
+    assert code == 1 and report_line(SCOPE, 1 + len(others), missing=len(others)) in output.splitlines()
     found = statuses(tree)
     assert found == {first: "ok", **dict.fromkeys(others, "missing")}
     assert f"### Missing: {len(others)} runs\n" in tree.read(REPORT)
@@ -227,7 +228,7 @@ def test_ctrl_c(tree: Tree) -> None:
         code, output = call.end()
         assert psutil.wait_procs([process], timeout=LIMIT_S)[1] == []
         assert none_measures(tree)
-    assert code == 1 and f"report: {REPORT}" in output.splitlines()
+    assert code == 1 and report_line(SCOPE, len(statuses(tree)), missing=1) in output.splitlines()
     assert slurm_jobs(call.last_line)["lm"] not in queue().split()
     assert {name for name, status in statuses(tree).items() if status == "missing"} == {"lm/bf16/1"}
     assert tree.plan(*SMOKE) == {"measure_variant lm/bf16/1"} | REPORTING
@@ -240,7 +241,7 @@ def test_a_gpu_is_asked_for(tmp_path: Path) -> None:
     tree.edit("profiles/slurm/device.yaml", "scale: full", "scale: smoke")
     done = tree.snakemake(*SLURM)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "report: results/h200-smoke/report.md"
+    assert done.stderr.splitlines()[-1] == report_line("results/h200-smoke", 1, unsupported=1)
     jobs = slurm_jobs(done.stderr)
     assert set(jobs) == {"vit", "probe_system", "vit_huge+adam_fused+layernorm"}
     assert all("gres:gpu:1" in asked(number) for number in jobs.values())

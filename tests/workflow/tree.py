@@ -83,6 +83,16 @@ def runs(*names: str, replicates: int = 2) -> set[str]:
     return {f"measure_variant {name}/{n}" for name in names for n in range(1, replicates + 1)}
 
 
+def report_line(scope_dir: str | Path, of: int = 0, **without: int) -> str:
+    """The line that names the report: of so many timed runs, how many have no number, by status."""
+    page = f"report: {scope_dir}/report.html (plain text: report.md); "
+    if not without:
+        return f"{page}every timed run has a number"
+    counts = ", ".join(f"{n} {status}" for status, n in without.items())
+    many = sum(without.values())
+    return f"{page}{many} of {of} timed runs {'has' if many == 1 else 'have'} no number: {counts}"
+
+
 @contextmanager
 def side_by_side(
     request: pytest.FixtureRequest, parameter: str, work: Callable[[str], Any]

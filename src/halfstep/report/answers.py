@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from halfstep.report import wording
 from halfstep.report.bands import NOT_CHECKED, OUTSIDE, REFERENCE, WITHIN
@@ -13,7 +12,6 @@ from halfstep.report.wording import code, digits, percent
 from halfstep.runs import run_keys
 
 MIGHT_BE_FASTER = ("disturbed", "missing", "stale", "failed", "timeout", "invalid")
-FEW_PAIRS = 3  # below, an interval is so wide that few variants can be told apart from each other
 HOST_BOUND = 0.1  # from this share of idle time on, an answer may be the host's
 
 
@@ -118,11 +116,12 @@ def _use(comparison: ComparisonResult) -> str:
     text = f"`{best.name}` measured fastest ({numbers})"
     if baseline in ranking.tied:
         return (
-            f"nothing clears the noise: {text}, but cannot be told apart from the baseline{_others(ranking, baseline)}."
+            f"nothing clears the noise: {text}, but cannot be told apart from the baseline "
+            f"{_tied_with(ranking, baseline)}."
             f"{host_bound}"
         )
     if ranking.tied:
-        text += f", but cannot be told apart from {_tied(ranking, ranking.tied)}"
+        text += f", but cannot be told apart from {wording.tied(ranking.tied, ranking.ratios)}"
     if ranking.undecided and not ranking.beaten and not ranking.tied:
         text += "; without an interval against any other, no winner is named"
     elif ranking.undecided:
@@ -130,15 +129,10 @@ def _use(comparison: ComparisonResult) -> str:
     return f"{text}.{host_bound}"
 
 
-def _tied(ranking: Ranking, names: Sequence[str]) -> str:
-    """Names, those with few pairs behind them marked."""
-    few = {n: r.pairs for n, r in ranking.ratios.items() if r.method == "paired" and r.pairs < FEW_PAIRS}
-    return wording.join(f"`{name}`" + (f" ({few[name]} pairs)" if name in few else "") for name in names)
-
-
-def _others(ranking: Ranking, baseline: str) -> str:
+def _tied_with(ranking: Ranking, baseline: str) -> str:
     others = [name for name in ranking.tied if name != baseline]
-    return f" `{baseline}`" + (f" (nor from {_tied(ranking, others)})" if others else "")
+    nor = f", nor from {wording.tied(others, ranking.ratios)}" if others else ""
+    return wording.tied([baseline], ranking.ratios) + nor
 
 
 def _ratios(comparison: ComparisonResult, ranking: Ranking) -> str:

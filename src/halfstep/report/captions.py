@@ -50,15 +50,14 @@ def speedup(comparison: ComparisonResult, machine: str) -> str:
             f"No variant is faster than the baseline `{comparison.baseline}`; closest is `{best}`: "
             f"{wording.ratio(with_value[best])}."
         )
-    tied = [name for name in ranking.tied if name != comparison.baseline] if ranking and ranking.best == best else []
-    if tied:
-        text += f" It cannot be told apart from {code(tied)}."
+    if ranking and ranking.best == best and (tied := [n for n in ranking.tied if n != comparison.baseline]):
+        text += f" It cannot be told apart from {wording.tied(tied, ranking.ratios)}."
     slower = [name for name, ratio in with_value.items() if ratio.below_one]
     within = [name for name, ratio in with_value.items() if ratio.low and not ratio.above_one and not ratio.below_one]
     if slower:
         text += f" Slower than the baseline: {code(slower)}."
     if within:
-        text += f" Not to be told apart from the baseline: {code(within)}."
+        text += f" Not to be told apart from the baseline: {wording.tied(within, with_value)}."
     pairs = sorted({ratio.pairs for ratio in with_value.values() if ratio.method == "paired"})
     if pairs:
         n = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"

@@ -13,10 +13,13 @@ from halfstep.report.parity import Verdicts, struck
 from halfstep.report.statistics import Ratio, compare, geometric_mean
 from halfstep.report.tables import Row, cell, timings
 from halfstep.report.verdicts import (
+    DEPENDS,
+    NOT_DECIDED,
     NOT_MEASURABLE,
     OUT_OF_BOUNDS,
     Batches,
     answer,
+    batch_ratio,
     judge,
     judge_batches,
     judge_breaks,
@@ -42,7 +45,10 @@ CLAIMS_COLUMNS: dict[str, str] = {
             "_struck": "why the ratio must not be used, as in speedups.csv",
         }.items()
     },
-    "verdict": "one of the verdicts above; it goes by `same_batch`",
+    "batches": "largest batch that fits over the rivals' largest: a count, so without an interval; else empty",
+    "batches_at_least": "`1` where a larger one might fit, so that the ratio is at least that, else `0`",
+    "batches_sides": "what over what, and in which comparison",
+    "verdict": "one of the verdicts above; it goes by `same_batch`, or by `batches`",
     "why": "why, from the kernel times of the two sides of `same_batch`; or why there is no verdict",
 }
 SMOKE = "A smoke run judges no claim."
@@ -82,9 +88,10 @@ def claim_rows(study: Study, runs: Runs, kernels: Sequence[Row], verdicts: Verdi
             versus, least = claim.versus[protocol], _least(claim, found)
             sides = (versus.variant, least.rival[0]["variant"] if least.rival else rivals[protocol].kept[0])
             void = struck({name: verdicts.get((versus.comparison, name)) for name in sides})
-            row |= {**_columns(protocol, versus, found, least), f"{protocol}_struck": void}
+            columns = _columns(protocol, versus, rivals[protocol].kept, found, least)
+            row |= {**columns, f"{protocol}_struck": void}
         if claim.fits:
-            row["verdict"], row["why"] = _fits(claim.fits, claim.ratio or 1, runs, verdicts)
+            row |= _fits(claim.fits, claim.ratio or 1, runs, verdicts)
         elif claim.graph_breaks:
             row["verdict"], row["why"] = _graph_breaks(claim.graph_breaks, runs)
         elif row["same_batch_struck"]:
@@ -138,9 +145,9 @@ def _least(claim: Claim, found: Sequence[Compared]) -> Compared:
     return min(refuting or found, key=lambda one: one.ratio.value if one.ratio.value is not None else -1.0)
 
 
-def _columns(protocol: str, versus: Versus, found: Sequence[Compared], least: Compared) -> Row:
-    rival = least.rival[0]["variant"] if least.rival else versus.over[0]
-    others = f", the closest of {len(versus.over)}" if len(versus.over) > 1 else ""
+def _columns(protocol: str, versus: Versus, rivals: Sequence[str], found: Sequence[Compared], least: Compared) -> Row:
+    rival = least.rival[0]["variant"] if least.rival else rivals[0]
+    others = f", the closest of {wording.code(rivals)}" if len(rivals) > 1 else ""
     shapes = len({one.case for one in found})
     at = f" at {least.case}{f', the least of {shapes} shapes' if shapes > 1 else ''}" if least.case else ""
     return {
@@ -176,10 +183,29 @@ def _ratios(claim: Claim, found: Sequence[Compared], kernels: Kernels) -> tuple[
         return verdict, (
             f"`{names[1]}` takes {wording.digits(steps[1])} ms{kernels_alone[1]}, `{names[0]}` "
             f"{wording.digits(steps[0])} ms{kernels_alone[0]}{at}{over if len(values) > 1 else ''}."
+            f"{_other_side(verdict, found, least)}"
         )
     compiled = len({rows[0]["compile"] == "none" for rows in (theirs, ours)}) > 1
     span = f"From `{names[0]}` to `{names[1]}` the step goes from {wording.digits(steps[0])} to"
-    return verdict, f"{span} {wording.digits(steps[1])} ms: {kernel_changes(before, after, fused=compiled)}."
+    changes = kernel_changes(before, after, fused=compiled)
+    return verdict, f"{span} {wording.digits(steps[1])} ms: {changes}.{_other_side(verdict, found, least)}"
+
+
+def _other_side(verdict: str, found: Sequence[Compared], least: Compared) -> str:
+    """The ratio that, beside the least, makes the verdict neither yes nor no; empty where the verdict is one."""
+    unlike = [one for one in found if _standing(one.ratio) != _standing(least.ratio)]
+    if verdict not in (DEPENDS, NOT_DECIDED) or not unlike:
+        return ""
+    # `depends` hangs on one that is faster, so that goes before one whose interval holds 1
+    other = max(unlike, key=lambda one: (one.ratio.above_one, one.ratio.value or 0.0))
+    over = f"over `{other.rival[0]['variant']}`" if other.rival[0]["variant"] != least.rival[0]["variant"] else ""
+    where = " ".join(filter(None, [over, f"at {other.case}" if other.case else ""]))
+    without = ", without an interval" if other.ratio.low is None else ""
+    return f" {where[0].upper()}{where[1:]} the ratio is {wording.ratio(other.ratio)}{without}."
+
+
+def _standing(ratio: Ratio) -> tuple[bool, bool]:
+    return ratio.above_one, ratio.below_one
 
 
 def _ok(rows: Sequence[Row]) -> list[Row]:
@@ -203,17 +229,32 @@ def _failed(rows: Sequence[Row]) -> str:
     return f"`{rows[0]['variant']}` is {wording.status(rows[0]['status'])}: {shown}{end}"
 
 
-def _fits(fits: Fits, expected: float, runs: Runs, verdicts: Verdicts) -> tuple[str, str]:
+def _fits(fits: Fits, expected: float, runs: Runs, verdicts: Verdicts) -> Row:
+    """Verdict, why, and the ratio of the two largest batches where there is one."""
     sides_in_bounds = [_in_bounds(fits.comparison, names, verdicts) for names in (fits.variants, fits.over)]
     for side in sides_in_bounds:
         if void := struck({name: verdicts.get((fits.comparison, name)) for name in side.kept}):
-            return OUT_OF_BOUNDS, f"That a batch fits is of no use: {void}."
+            return {"verdict": OUT_OF_BOUNDS, "why": f"That a batch fits is of no use: {void}."}
     ours, theirs = (_batches([runs[fits.comparison, name] for name in side.kept]) for side in sides_in_bounds)
     cap = {row["memory_cap_gib"] for name in fits.variants for row in runs[fits.comparison, name].get("", ())} - {""}
-    verdict = judge_batches(list(ours.values()), list(theirs.values()), expected)
     sides = [f"`{name}` {batches.words}" for found in (theirs, ours) for name, batches in found.items()]
     left_out = "".join(side.said for side in sides_in_bounds)
-    return verdict, f"{f'With {wording.join(sorted(cap))} GiB ' if cap else ''}{wording.join(sides)}.{left_out}"
+    why = f"{f'With {wording.join(sorted(cap))} GiB ' if cap else ''}{wording.join(sides)}.{left_out}"
+    verdict = judge_batches(list(ours.values()), list(theirs.values()), expected)
+    ratio = batch_ratio(list(ours.values()), list(theirs.values()))
+    if ratio is None:
+        return {"verdict": verdict, "why": why}
+    fitting = [
+        f"{largest} of {wording.code(name for name, batches in found.items() if batches.largest == largest)}"
+        for found, largest in ((ours, ratio.ours), (theirs, ratio.theirs))
+    ]
+    return {
+        "batches": cell(ratio.value),
+        "batches_at_least": str(int(ratio.at_least)),
+        "batches_sides": f"{' over '.join(fitting)} ({fits.comparison})",
+        "verdict": verdict,
+        "why": why,
+    }
 
 
 def _batches(variants: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Batches]:

@@ -18,8 +18,10 @@ LEGEND = (
     "decided`: 1 lies in the interval of a ratio that it rests on, or one has none. A question has its answer instead. "
     "Where several are compared, the least ratio stands for them."
 )
+BATCHES_LEGEND = "A claim about batches goes by the ratio of the largest that fit: a count, so it has no interval."
 SMOKE_LEGEND = "A smoke run judges no claim: its ratios only show that the table works."
-COLUMNS = {"article": "by the article's protocol", "same_batch": "same batch", "both_compiled": "both compiled"}
+SAME_BATCH, LARGEST = "same batch", "largest batch that fits"
+COLUMNS = {"article": "by the article's protocol", "same_batch": SAME_BATCH, "both_compiled": "both compiled"}
 
 
 def cells(row: Row) -> list[str]:
@@ -27,10 +29,26 @@ def cells(row: Row) -> list[str]:
     return [
         f"`{row['claim']}` {row['sentence']} ({row['source']})",
         _expected(row["expected"]),
-        *(_ratio(row, protocol) for protocol in COLUMNS),
+        *(
+            _batches(row) if protocol == "same_batch" and row["batches"] else _ratio(row, protocol)
+            for protocol in COLUMNS
+        ),
         row["verdict"],
         row["why"],
     ]
+
+
+def labelled(row: Row) -> dict[str, str]:
+    """The same by heading, for the page, where a ratio of batches has a heading of its own."""
+    headings = [LARGEST if row["batches"] and heading == SAME_BATCH else heading for heading in HEADINGS]
+    return dict(zip(headings, cells(row), strict=True))
+
+
+def legend(rows: Sequence[Row], *, smoke: bool) -> str:
+    """How to read the table."""
+    if smoke:
+        return SMOKE_LEGEND
+    return f"{LEGEND} {BATCHES_LEGEND}" if any(row["batches"] for row in rows) else LEGEND
 
 
 def _expected(text: str) -> str:
@@ -50,6 +68,11 @@ def _ratio(row: Row, protocol: str) -> str:
     return f"{ratio}, {n}"
 
 
+def _batches(row: Row) -> str:
+    least = "at least " * (row["batches_at_least"] == "1")
+    return f"{least}{wording.digits(number(row['batches']))} times the batch, a count"
+
+
 def sides(row: Row) -> str:
     """The two sides of each of a claim's ratios; empty where it has none."""
     found = [
@@ -57,6 +80,8 @@ def sides(row: Row) -> str:
         for name, words in COLUMNS.items()
         if (said := row[f"{name}_sides"])
     ]
+    if row["batches_sides"]:
+        found.append(f"{LARGEST}: {row['batches_sides']}")
     return f"{'; '.join(found)}." if found else ""
 
 

@@ -45,7 +45,7 @@ def content(results: Results) -> dict[str, Any]:
         "found": found,
         "families": parity_section.families(results),
         "figures": _figures(results),
-        "claims_legend": claims_table.SMOKE_LEGEND if smoke else claims_table.LEGEND,
+        "claims_legend": claims_table.legend(results.claims, smoke=smoke),
         "compared": claims_table.compared(results.claims),
         "capabilities": problems.missing_capabilities(results),
         "environments": provenance.environments(results),

@@ -136,9 +136,7 @@ def render(results: Results) -> str:
         times_caption=lambda comparison: captions.times(comparison, machine),
         curves=lambda family: parity_figure.curves(results, family),
         image=lambda name: _image(results.folder / "figures" / f"{name}.svg"),
-        claim_cells=[
-            (row, dict(zip(claims_table.HEADINGS, claims_table.cells(row), strict=True))) for row in results.claims
-        ],
+        claim_cells=[(row, claims_table.labelled(row)) for row in results.claims],
         sides=claims_table.sides,
         runs_headings=runs_table.HEADINGS,
         runs=runs_table.lines(results),

@@ -17,7 +17,7 @@ from halfstep.report.results import ComparisonResult, OperatorResult, Results
 from halfstep.report.wording import CODE_SPAN, STRUCK, code, one_line
 
 LINES = 40  # of one float: what fits on a page
-CLAIMS = 12  # on a page: each has some five lines
+CLAIMS = 10  # on a page: each has five to seven lines
 HEADING = 12  # characters in a line of a number's heading
 BRACKETS = "Brackets hold 95 % intervals."
 NAMES = "l"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from halfstep.report import wording
 from halfstep.report.statistics import Ratio
@@ -98,6 +99,26 @@ def judge_batches(ours: Sequence[Batches], theirs: Sequence[Batches], expected: 
     if any(batches.open for batches in ours):
         return NOT_DECIDED
     return WEAKER if best > rival else DOES_NOT_HOLD
+
+
+class BatchRatio(NamedTuple):
+    """The largest batch that fits over the rivals' largest: a count, so it has no interval."""
+
+    ours: int
+    theirs: int
+    at_least: bool  # a batch of ours that is larger still might fit
+
+    @property
+    def value(self) -> float:
+        return self.ours / self.theirs
+
+
+def batch_ratio(ours: Sequence[Batches], theirs: Sequence[Batches]) -> BatchRatio | None:
+    """Of two sides, each the best of its precisions; None where nothing fits or a larger batch of theirs might."""
+    best, rival = (max((b.largest or 0 for b in side), default=0) for side in (ours, theirs))
+    if not best or not rival or any(batches.open or not batches.known for batches in theirs):
+        return None
+    return BatchRatio(best, rival, any(batches.open or not batches.known for batches in ours))
 
 
 def judge_breaks(count: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 
 from halfstep.report.statistics import Ratio
 
 EMPTY = "–"
+FEW_PAIRS = 3  # below, an interval is so wide that few variants can be told apart from each other
 # a code span that can do no harm: nothing in it that ends it, a table's cell, or the text
 CODE_SPAN = re.compile(r"(?<![`\\])(`[^`\\|<>&\n]+`)(?!`)")
 # numbers alone, which is all that our own sentences strike out
@@ -42,6 +43,17 @@ def ratio(value: Ratio) -> str:
     shown = {digits(number) for number in (value.value, value.low, value.high)}
     significant = 3 if len(shown) == 3 else 4
     return f"{digits(value.value, significant)} [{_end(value.low, significant)}, {_end(value.high, significant)}]"
+
+
+def tied(names: Iterable[str], ratios: Mapping[str, Ratio]) -> str:
+    """Names of what a ratio cannot tell apart from something else, those of few pairs with how wide its interval is.
+
+    A wide interval shows that replicates are lacking, and not that the two are equally fast.
+    """
+    few = {name: found for name in ratios if (found := ratios[name]).method == "paired" and found.pairs < FEW_PAIRS}
+    return join(
+        f"`{name}`" + (f" (only {few[name].pairs} pairs: {ratio(few[name])})" if name in few else "") for name in names
+    )
 
 
 def strike(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -128,8 +129,36 @@ def test_three_ratios_their_sides_and_why(scope):
 
 def test_of_several_rivals_the_closest_is_shown(scope):
     row = table(scope)["c"]
-    assert row["same_batch_sides"] == "`fp8` over `bf16-blocks`, the closest of 2 (fair)"
+    assert row["same_batch_sides"] == "`fp8` over `bf16-blocks`, the closest of `bf16` and `bf16-blocks` (fair)"
     assert float(row["same_batch"]) == pytest.approx(80 / 120, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("over", "verdict", "said"),
+    [
+        (["fp8", "bf16-blocks"], "depends", r" Over `fp8` the ratio is 1\.\d+ \[1\.\d+, 1\.\d+\]\."),
+        # what is faster, not what cannot be told, though its ratio is greater
+        (["torchao", "fp8", "bf16-blocks"], "depends", r" Over `fp8` the ratio is 1\.\d+ \[1\.\d+, 1\.\d+\]\."),
+        (["bf16-blocks", "torchao"], "not decided", r" Over `torchao` the ratio is 1\.\d+ \[0\.\d+, \d\.\d+\]\."),
+        (["bf16-blocks"], "slower", ""),
+        (["fp8", "bf16"], "faster", ""),
+        (["torchao"], "not decided", ""),
+    ],
+)
+def test_why_names_the_other_side_that_a_verdict_hangs_on(tmp_path, scopes, unsaved, over, verdict, said):
+    """In the cell of the table itself, which is all that LaTeX and the README have."""
+    behaviour = BEHAVIOUR | {"fp8-blocks": {**BEHAVIOUR["fp8-blocks"], "ms": 100.0}, "bf16": VIT | {"ms": 130.0}}
+    behaviour["torchao"] = {**BEHAVIOUR["fp8"], "ms": 140.0, "noise": 0.3}
+    config = {
+        **CONFIG,
+        "claims": {"q": {"claim": "x?", "source": "z", "same_batch": sides("fair", "fp8-blocks", over)}},
+    }
+    scopes.make(tmp_path / "h200", config, behaviour)
+    row = table(tmp_path / "h200")["q"]
+    assert row["verdict"] == verdict
+    least = next(name for name in ("bf16-blocks", "fp8", "torchao") if name in over)
+    assert row["why"].startswith(f"From `{least}` to `fp8-blocks` the step goes from ")
+    assert re.search(rf"\.{said}$", row["why"]), row["why"]
 
 
 def test_why_not_measurable_is_the_statuss_reason(scope):
@@ -145,6 +174,33 @@ def test_why_of_batches_and_graph_breaks(scope):
         == "With 22 GiB `bf16` fits batch 16 of 16 and 32 and `te_linears_delayed` fits batch 32 of 16 and 32."
     )
     assert rows["e"]["why"] == "torch.compile counted 3 graph breaks in `fp8-blocks`."
+
+
+@pytest.mark.parametrize(
+    ("larger", "cell"), [(True, "at least 2.00 times the batch, a count"), (False, "1.00 times the batch, a count")]
+)
+def test_the_ratio_of_batches_is_printed_as_a_count(tmp_path, scopes, unsaved, larger, cell):
+    """In every form of the table; on the page not below `same batch`."""
+    behaviour = BEHAVIOUR if larger else BEHAVIOUR | {"cap-fp8-32": BEHAVIOUR["cap-bf16-32"]}
+    scope = tmp_path / "h200"
+    scopes.make(scope, CONFIG, behaviour)
+    row = table(scope)["g"]
+    largest = 32 if larger else 16
+    assert (float(row["batches"]), row["batches_at_least"]) == (largest / 16, str(int(larger)))
+    assert row["batches_sides"] == f"{largest} of `te_linears_delayed` over 16 of `bf16` (cap)"
+    assert not any(row[name] for name in ("same_batch", "same_batch_low", "same_batch_pairs"))
+    text = report(scope)
+    assert f"| 2.00 | – | {cell} | – | " in text
+    assert "\n- `g`: largest batch that fits: " in text and "a count, so it has no interval." in text
+    assert f" & {cell} & " in (scope / "tables" / "claims.tex").read_text()
+    page = (scope / "report.html").read_text()
+    assert f"<dt>largest batch that fits</dt><dd>{cell}</dd>" in page
+
+
+def test_only_where_batches_are_claimed_the_legend_speaks_of_them(tmp_path, scopes, unsaved):
+    config = {**CONFIG, "claims": {"b": CONFIG["claims"]["b"]}}
+    scopes.make(tmp_path / "h200", config, BEHAVIOUR)
+    assert "a count" not in report(tmp_path / "h200")
 
 
 def test_without_kernel_times_why_is_the_two_step_times(tmp_path, scopes):
@@ -311,7 +367,7 @@ def test_a_claim_over_shapes(ours, case, verdict, sides):
     if verdict == "depends":
         assert row["why"] == (
             "`fp8` takes 3.00 ms, its kernels 1.50 ms, `bf16-blocks` 2.00 ms at small; over all 2 the ratio goes from "
-            "0.667 to 1.12."
+            "0.667 to 1.12. At large the ratio is 1.125 [1.125, 1.125]."
         )
     if verdict == "not measurable here":
         assert row["why"] == "No run has the shape lagre."

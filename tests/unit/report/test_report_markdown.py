@@ -100,6 +100,26 @@ def test_a_tie_is_called_one(tmp_path, scopes, unsaved):
     assert "use `" not in text
 
 
+@pytest.mark.parametrize("replicates", [2, 3])
+def test_a_tie_for_lack_of_replicates_says_how_wide_its_interval_is(tmp_path, scopes, unsaved, replicates):
+    """In the answer and in the figure's caption, of the baseline too; a pair more and the name is enough."""
+    behaviour = {name: {**scopes.behaviour["eager"], "noise": 0.01} for name in ("eager", "blocks", "whole")}
+    scopes.make(tmp_path / "h200", {**scopes.config, "replicates": replicates}, behaviour)
+    text = report(tmp_path / "h200")
+    comparison = load(tmp_path / "h200").comparisons[0]
+    ties, few = comparison.ranking.ratios, replicates < 3
+    assert len(comparison.ranking.tied) == 2
+    shown = {n: f"`{n}` (only 2 pairs: {ratio(ties[n])})" if few else f"`{n}`" for n in comparison.ranking.tied}
+    (answer,) = [line for line in text.splitlines() if "nothing clears the noise" in line]
+    (other,) = [name for name in shown if name != "eager"]
+    assert f"cannot be told apart from the baseline {shown['eager']}, nor from {shown[other]}." in answer
+    (caption,) = [line for line in text.splitlines() if line.startswith("**Speed-up over the baseline.** `b")]
+    assert f"It cannot be told apart from {shown[other]}." in caption
+    best = comparison.ranking.best
+    itself = f"`{best}` (only 2 pairs: {ratio(comparison[best].speedup)})" if few else f"`{best}`"
+    assert f"Not to be told apart from the baseline: {itself}" in caption
+
+
 def test_a_tie_with_the_baseline_says_that_nothing_clears_the_noise(tmp_path, scopes, unsaved):
     behaviour = {name: {**scopes.behaviour["eager"], "noise": 0.02} for name in ("eager", "blocks")}
     scopes.make(tmp_path / "h200", scopes.config, behaviour)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfstep.report.statistics import Ratio
-from halfstep.report.verdicts import Batches, answer, judge, judge_batches, judge_breaks, kernel_changes
+from halfstep.report.verdicts import Batches, answer, batch_ratio, judge, judge_batches, judge_breaks, kernel_changes
 
 
 def ratio(low: float, high: float) -> Ratio:
@@ -89,6 +89,25 @@ UP_TO_32 = batches(True, True, False, False)
 )
 def test_the_largest_batch_that_fits(ours, theirs, verdict):
     assert judge_batches(ours, theirs, 2) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ratio"),
+    [
+        ([batches(True, True, True, False), UP_TO_32], [UP_TO_32, BF16], (48, 32, False)),
+        ([BF16], [UP_TO_32], (16, 32, False)),
+        ([batches(True, True, True, True), BF16], [UP_TO_32], (64, 32, True)),
+        ([batches(True, True, None, None)], [BF16], (32, 16, True)),
+        ([batches(False, False, False, False)], [UP_TO_32], None),
+        ([UP_TO_32], [batches(False, False, False, False)], None),
+        ([UP_TO_32], [batches(True, True, True, True)], None),
+        ([UP_TO_32], [BF16, batches(True, None, None, None)], None),
+    ],
+)
+def test_the_ratio_of_the_largest_batches(ours, theirs, ratio):
+    """None where the rivals' largest is not known, since then the ratio could be smaller too."""
+    assert batch_ratio(ours, theirs) == ratio
+    assert ratio is None or batch_ratio(ours, theirs).value == ratio[0] / ratio[1]
 
 
 def test_batches_in_words():

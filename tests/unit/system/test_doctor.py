@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pynvml
 import pytest
+import torch
+from typer.testing import CliRunner
 
 from halfstep import records
+from halfstep.cli import app
+from halfstep.errors import Unsupported
+from halfstep.recipes.precision.fp16 import Fp16GradScaler
 from halfstep.system import doctor
 from halfstep.system.absence import why_no_cuda, why_no_gpu
 from halfstep.system.capabilities import CAPABILITIES
@@ -38,6 +43,19 @@ def test_a_cpu_proves_what_it_can(on_a_cpu):
         assert rows[name]["status"] == "missing"
         assert "CUDA_VISIBLE_DEVICES='' hides them all" in rows[name]["detail"]
         assert "unset CUDA_VISIBLE_DEVICES" in rows[name]["remedy"]
+
+
+@pytest.mark.parametrize(("gpu", "said"), [(None, True), ("NVIDIA H200", False)])
+def test_what_a_cpu_can_and_no_study_does_there_is_said(on_a_cpu, monkeypatch, gpu, said):
+    """fp16, whose recipe asks for a GPU: `available` would have a reader wait for its number."""
+    answer = {**on_a_cpu, "machine": {**on_a_cpu["machine"], "gpu": gpu}}
+    monkeypatch.setattr(doctor, "examine", lambda: answer)
+    printed = CliRunner().invoke(app, ["doctor"])
+    assert printed.exit_code == 0
+    line = "This CPU can do it, but a study does it on a GPU only (`unsupported` here): fp16"
+    assert (printed.stdout.splitlines()[-1] == line) == ("(`unsupported` here)" in printed.stdout) == said
+    with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
+        Fp16GradScaler(torch.device("cpu"), torch.float32)
 
 
 def test_the_machine(on_a_cpu):
