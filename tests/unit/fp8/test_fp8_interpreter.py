@@ -1,4 +1,4 @@
-"""The kernels in Triton's interpreter: in a process of its own, since Triton reads TRITON_INTERPRET as it is imported."""
+"""The kernels in Triton's interpreter: in a process of its own, since Triton looks for it as it is imported."""
 
 from __future__ import annotations
 
