@@ -24,7 +24,7 @@ from halfstep.system.switches import without_switches
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
-# as src/sitecustomize.py of a tree that measures for real: the doctor, about whom it is not, would take longer than all else
+# as src/sitecustomize.py of a tree that measures for real: the doctor would take as long as all else
 NO_DOCTOR = """
 import sys
 from types import ModuleType
