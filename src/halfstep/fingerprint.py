@@ -71,7 +71,7 @@ def source_hash(source: str) -> str:
 
 
 def _text(node: Any) -> str:
-    """Put together as text, and not as the tuples that it shows: all of the package is read at each start of Snakemake."""
+    """Put together as text, and not as the tuples that it shows: each start of Snakemake reads all of the package."""
     if isinstance(node, list):
         return f"[{', '.join([_text(item) for item in node])}]"
     kind = type(node).__name__
