@@ -28,7 +28,7 @@ study: setup
 setup: .venv/.train
 	@:
 
-# A file's tests in one worker, for its fixtures cost more than its tests; in the order of testpaths, longest first.
+# A file's tests in one worker, for its fixtures cost more than its tests; those of the workflow first, which take longest.
 # A thread each: where all cores have a worker, more of torch's would only wait for each other.
 test: .venv/.dev .venv/.validator
 	@$(in_venv) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
