@@ -28,11 +28,11 @@ study: setup
 setup: .venv/.train
 	@:
 
-# A file's tests in one worker, for its fixtures cost more than its tests.
+# A file's tests in one worker, for its fixtures cost more than its tests; those of the workflow first, which take longest.
+# A thread each: where all cores have a worker, more of torch's would only wait for each other.
 test: .venv/.dev .venv/.validator
-	@$(in_venv) $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	@$(in_venv) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	    -m "not gpu and not image and not slurm and not browser and not interpreter" $(ARGS)
-	@$(in_venv) TRITON_INTERPRET=1 $(bin)/python -m pytest -m interpreter tests/unit/fp8
 
 lint: .venv/.dev
 	$(bin)/ruff check

@@ -67,21 +67,23 @@ def _module_hash(module: str) -> str:
 
 def source_hash(source: str) -> str:
     """Hash of what a source says. `ast.dump` would not do: its text differs between Python versions."""
-    return hashlib.sha256(repr(_skeleton(ast.parse(source))).encode()).hexdigest()
+    return hashlib.sha256(_text(ast.parse(source)).encode()).hexdigest()
 
 
-def _skeleton(node: Any) -> Any:
+def _text(node: Any) -> str:
+    """Put together as text, and not as the tuples that it shows: each start of Snakemake reads all of the package."""
     if isinstance(node, list):
-        return [_skeleton(item) for item in node]
+        return f"[{', '.join([_text(item) for item in node])}]"
+    kind = type(node).__name__
     if not isinstance(node, ast.AST):
-        return (type(node).__name__, repr(node))
+        return f"('{kind}', {repr(node)!r})"
     fields = []
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(value, list):
             value = [item for item in value if not _is_bare_string(item)]
         if value is not None and value != []:
-            fields.append((name, _skeleton(value)))
-    return (type(node).__name__, fields)
+            fields.append(f"('{name}', {_text(value)})")
+    return f"('{kind}', [{', '.join(fields)}])"
 
 
 def _is_bare_string(node: ast.AST) -> bool:

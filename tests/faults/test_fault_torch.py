@@ -10,7 +10,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from tree import REPORTING, Tree, jobs_in, report_line, runs
+from tree import NO_DOCTOR, REPORTING, Tree, jobs_in, report_line, runs
 
 from halfstep.report.markdown import prose
 
@@ -65,16 +65,6 @@ from halfstep.workloads.lm import LM
 
 TINY = replace(LM, sizes={"full": LM.sizes["smoke"]})
 '''
-# the real one would take longer than all else here
-DOCTOR = """
-import sys
-from types import ModuleType
-
-if "doctor" in sys.orig_argv:
-    doctor = sys.modules["halfstep.system.doctor"] = ModuleType("doctor")
-    doctor.examine = lambda: {"machine": {}, "capabilities": []}
-    doctor.print_table = lambda result: None
-"""
 # fault: the variant, its recipe, the status of its run, and its reason
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "the clock is set back in every step": ("around", "Around", "ok", ""),
@@ -108,7 +98,7 @@ def called(tmp_path_factory: pytest.TempPathFactory, decimal_commas_here: dict[s
     tree = Tree.make(tmp_path_factory.mktemp("torch") / "tree", CONFIG, stand_in=False)
     tree.write("src/halfstep/recipes/precision/faults.py", RECIPES)
     tree.write("src/halfstep/workloads/tiny.py", WORKLOAD)
-    tree.write("src/sitecustomize.py", DOCTOR)
+    tree.write("src/sitecustomize.py", NO_DOCTOR)
     lines = [f'    "{name}": "halfstep.recipes.precision.faults:{recipe}",\n' for name, recipe in VARIANTS.items()]
     registry = "src/halfstep/registry.py"
     tree.edit(registry, "PRECISIONS: dict[str, str] = {\n", "PRECISIONS: dict[str, str] = {\n" + "".join(lines))

@@ -24,6 +24,8 @@ from halfstep.study import validate
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def run_of(workload: str = "lm", scope: Scope | None = None, **settings: Any) -> dict[str, Any]:
     """A resolved run as the measuring process is told it."""

@@ -25,6 +25,8 @@ from halfstep.workloads.operator import Case, Operator, Work, accuracy
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def run_of(workload: str, **settings: Any) -> dict[str, Any]:
     comparison = {"workload": workload, "baseline": "a", "variants": {"a": settings}}

@@ -26,16 +26,8 @@ from halfstep.runs import Scope
 from halfstep.study import validate
 
 CPU = torch.device("cpu")
-CORE = min(os.sched_getaffinity(0))
 
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of tiny models, beside other work, two would wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {CORE})
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -277,7 +269,7 @@ def test_it_can_be_learnt(workload: str, chance: float, reached: float, tmp_path
         [sys.executable, "-m", "halfstep.measure.child", run_of(workload).canonical(), str(result)],
         check=True,
         timeout=500,
-        preexec_fn=lambda: os.sched_setaffinity(0, {CORE}),
+        preexec_fn=lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),  # what one_thread says
     )
     found = json.loads(result.read_text(encoding="utf-8"))
     assert found["status"] == "ok", found["reason"]

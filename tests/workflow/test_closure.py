@@ -15,10 +15,11 @@ from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.runs import Run, Scope, resolve
 from halfstep.study import validate
 
-# the measuring process's own `main`, then what of this package it has imported
+# the measuring process's own `main`, with one thread as beside other work, then what of this package it has imported
 MEASURE = """
-import json, sys
+import json, os, sys
 from halfstep.measure import child
+os.sched_getaffinity = lambda process: {0}
 child.main()
 print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] == "halfstep")))
 """

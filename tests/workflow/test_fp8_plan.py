@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tree import REPORTING, Tree, runs
+from tree import NO_DOCTOR, REPORTING, Tree, runs
 
 from halfstep.report.markdown import prose
 
@@ -69,6 +69,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """A tree after its one call. Only to be looked at."""
     tree = Tree.make(tmp_path_factory.mktemp("fp8_plan") / "tree", CONFIG, stand_in=False)
     tree.write("src/halfstep/workloads/planted.py", WORKLOADS)
+    tree.write("src/sitecustomize.py", NO_DOCTOR)
     lines = [f'    "{name}": "halfstep.workloads.planted:{name.upper()}",\n' for name in ("narrow", "short")]
     opening = "WORKLOADS: dict[str, str] = {\n"
     tree.edit("src/halfstep/registry.py", opening, opening + "".join(lines))

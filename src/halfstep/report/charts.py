@@ -9,7 +9,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib import cbook
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,6 +29,8 @@ from halfstep.report.style import (
     LINE_IN,
     MARKERS,
     PALETTE,
+    despine,
+    shades,
     wrap,
 )
 from halfstep.report.verdicts import OUT_OF_BOUNDS
@@ -76,7 +77,7 @@ def rows(names: Sequence[str], width: float, columns: int, extra: float) -> tupl
         axis.grid(axis="x", color="0.9")
         axis.set_axisbelow(True)
         axis.locator_params(axis="x", nbins=6)
-    sns.despine(figure, left=True)
+    despine(figure, left=True)
     return figure, axes[0]
 
 
@@ -161,14 +162,14 @@ def spread(comparison: ComparisonResult, steps: Mapping[str, Mapping[int, Sequen
     position = {variant.name: row for row, variant in enumerate(comparison.variants)}
     figure, (left, right) = _rows(comparison, FULL_IN, 2, 0.6)
     replicates = sorted({replicate for times in steps.values() for replicate in times})
-    shades = sns.light_palette(PALETTE[0], n_colors=len(replicates) + 1)[1:]
+    lightness = shades(len(replicates))
     found = [
         (name, replicates.index(replicate), np.array(times))
         for name, by_replicate in steps.items()
         for replicate, times in by_replicate.items()
     ]
     places = [position[name] + BOXES * ((place + 0.5) / len(replicates) - 0.5) for name, place, _ in found]
-    colours = [shades[place] for _, place, _ in found]
+    colours = [lightness[place] for _, place, _ in found]
     height = BOXES / len(replicates) * (1 - GAP)
     _boxes(left, [times * factors[name] for name, _, times in found], places, colours, height)
     centre = {name: comparison[name].require("step_ms") for name in steps}
@@ -258,7 +259,7 @@ def memory(comparison: ComparisonResult, frontier: Sequence[str]) -> Figure:
     # the axis is short, and its label runs along it
     axis.set_ylabel("\n".join([title, *textwrap.wrap(comparison.clock, len(title))]))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    sns.despine(figure)
+    despine(figure)
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, handletextpad=0.4, labelspacing=0.3)
     return figure
 

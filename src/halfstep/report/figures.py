@@ -80,7 +80,7 @@ def _draw_all(drawings: Mapping[Path, Callable[[], Figure]]) -> None:
 
 
 def _draw(stem: Path, draw: Callable[[], Figure]) -> None:
-    with plt.rc_context(style.RC):
+    with plt.rc_context(style.settings()):
         figure = draw()
         style.save(figure, stem)
     plt.close(figure)

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from halfstep.report import wording
 from halfstep.report.charts import rows
-from halfstep.report.style import COLUMN_IN, DARK, FULL_IN, GREY, MARKERS, PALETTE
+from halfstep.report.style import COLUMN_IN, DARK, FULL_IN, GREY, MARKERS, PALETTE, despine
 
 HATCHES = ("", "////", "...", "\\\\\\\\", "xx", "--", "oo", "++")
 LINES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -45,7 +44,7 @@ def gemm(squares: Mapping[bool, Series], layers: Mapping[bool, Series], order: S
         row[0].set_ylabel("TFLOP/s")
         row[0].set_ylim(bottom=0)
     figure.set_layout_engine("constrained", hspace=0.08)  # else the upper labels read as titles of the lower panels
-    sns.despine(figure)
+    despine(figure)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(labels)), frameon=False)
     return figure
@@ -141,7 +140,7 @@ def norm(
         axis.set_title(f"{dtype}, accuracy", fontsize=8)
         axis.set_ylabel("lowest SQNR (dB)")
         axis.margins(y=0.25)
-    sns.despine(figure)
+    despine(figure)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(labels)), frameon=False)
     return figure

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import matplotlib.pyplot as plt
-import seaborn as sns
 from matplotlib.figure import Figure
 
 from halfstep.records import CURVE_COLUMNS, read_csv
@@ -16,7 +15,7 @@ from halfstep.report.bands import OUTSIDE, TESTS, Band, Curve, blocks_of, loss_b
 from halfstep.report.operator_figures import Drawn
 from halfstep.report.parity_section import Family
 from halfstep.report.results import Results
-from halfstep.report.style import DARK, FULL_IN, GREY, MARKERS, PALETTE
+from halfstep.report.style import DARK, FULL_IN, GREY, MARKERS, PALETTE, despine
 from halfstep.report.wording import code, percent
 
 PARITY_KIND = "parity"
@@ -93,7 +92,7 @@ def draw(found: Curves) -> Figure:
         axis.grid(color="0.9")
         axis.set_axisbelow(True)
         axis.tick_params(color=DARK)
-    sns.despine(figure)
+    despine(figure)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False)
     return figure
 

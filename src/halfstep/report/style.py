@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import seaborn as sns
 from matplotlib.figure import Figure
 
 from halfstep.kernel_kinds import KINDS
@@ -22,7 +22,10 @@ LINE_IN = 0.125  # height of one line of a label
 DPI = 200
 GREY, DARK = "0.45", "0.15"
 
-PALETTE = [matplotlib.colors.to_hex(colour) for colour in sns.color_palette("colorblind")]
+# seaborn's "colorblind". seaborn is imported where something is drawn alone: it takes as long as writing a report.
+PALETTE = (
+    "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9",
+)  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "p", "*")
 # fixed for every study: a kind looks the same in all figures, in grey too (by its hatch)
 KIND_STYLES: dict[str, tuple[str, str]] = dict(
@@ -46,7 +49,6 @@ KIND_STYLES: dict[str, tuple[str, str]] = dict(
 )
 
 RC = {
-    **sns.axes_style("ticks"),
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
     "font.size": 7.5,
     "axes.labelsize": 8,
@@ -67,6 +69,27 @@ RC = {
     "pdf.compression": 0,  # or the bytes hang on the build of zlib
     "svg.hashsalt": "halfstep",  # or ids are random
 }
+
+
+def settings() -> dict[Any, Any]:
+    """Of matplotlib, for all figures."""
+    import seaborn as sns
+
+    return {**sns.axes_style("ticks"), **RC}
+
+
+def despine(figure: Figure, left: bool = False) -> None:
+    """Take the frame away but for the axes, or but for the lower one."""
+    import seaborn as sns
+
+    sns.despine(figure, left=left)
+
+
+def shades(count: int) -> list[tuple[float, float, float]]:
+    """From light to the palette's first colour."""
+    import seaborn as sns
+
+    return list(sns.light_palette(PALETTE[0], n_colors=count + 1)[1:])
 
 
 def wrap(name: str, width: int = LABEL_CHARACTERS) -> str:

@@ -282,8 +282,10 @@ def test_a_gelus_backward_pass_keeps_nan_where_it_is(place: Any) -> None:
 
 
 def test_a_second_call_gives_the_same_bits(place: Any) -> None:
-    x, grad = (random((300, 520), torch.bfloat16, seed).to(place.device) for seed in (0, 1))
-    weight = torch.ones(520, device=place.device)
+    # on a GPU programs of several tiles run at once; one after the other they need be no more than several
+    shape = (300, 520) if place.device.type == "cuda" else (70, 140)
+    x, grad = (random(shape, torch.bfloat16, seed).to(place.device) for seed in (0, 1))
+    weight = torch.ones(shape[1], device=place.device)
 
     def run() -> list[torch.Tensor]:
         scale, amaxes = one(11.0, place), [one(0, place) for _ in range(4)]

@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import seaborn as sns
+from matplotlib.colors import to_hex
 
 from halfstep.records import STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, write_csv
 from halfstep.report import charts, figures, style
@@ -40,6 +42,10 @@ def test_four_figures_per_comparison_in_three_formats(h200):
         pdf = (h200 / "figures" / f"{name}.pdf").read_bytes()
         assert b"/FontFile2" in pdf  # an embedded TrueType font
         assert b"/CreationDate" not in pdf
+
+
+def test_the_palette_is_seaborns_for_the_colour_blind():
+    assert list(style.PALETTE) == [to_hex(colour) for colour in sns.color_palette("colorblind")]
 
 
 def test_many_figures_are_drawn_at_once_and_are_the_same(h200, monkeypatch):
