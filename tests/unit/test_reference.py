@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from halfstep.cli import app
@@ -86,8 +87,10 @@ def test_the_readme_says_what_the_csvs_say() -> None:
     assert "over 5 paired replicates, 4 for the whole layers" in readme
     runs = one_per_run(rows(H200 / "tables" / "runs.csv"))
     counts = Counter(row["status"] for row in runs)
-    said = f"{counts['disturbed']} of their {len(runs)} runs are `disturbed`, "
-    assert said in readme
+    planned = len(yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["comparisons"])
+    measured = len({row["comparison"] for row in runs})
+    said = f"one of the {planned} comparisons of config.yaml, of which {measured} were measured; "
+    assert f"{said}{counts['disturbed']} of their {len(runs)} runs are `disturbed`, " in readme
 
 
 def test_the_last_line_of_a_call_says_what_the_report_says(tmp_path: Path) -> None:

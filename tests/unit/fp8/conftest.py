@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from interpreter import rounded_by_torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        elsewhere = pytest.mark.skip(reason="runs with TRITON_INTERPRET=1 alone, as test_fp8_interpreter.py runs it")
+        for item in items:
+            if item.get_closest_marker("interpreter"):
+                item.add_marker(elsewhere)
 
 
 class Place:
