@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from halfstep.config_file import read_config
 from halfstep.measure import row, supervisor
-from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL, Log, Outcome, cache_folder, prepare_cache
+from halfstep.measure.supervisor import LOG_HEAD, LOG_TAIL, Log, Outcome
 from halfstep.parity.plan import parity_keys, resolve_parity
 from halfstep.records import KERNELS_COLUMNS, STEPS_COLUMNS, SUMMARY_COLUMNS, read_csv, read_record
 from halfstep.runs import Run, Scope, resolve
@@ -196,22 +197,6 @@ def test_a_log_that_is_no_text_is_still_one() -> None:
     assert log.text().endswith(" ok")
 
 
-# the compile cache
-
-
-def test_replicates_of_a_variant_share_a_cache_that_the_first_one_empties(tmp_path: Path) -> None:
-    out = tmp_path / "h200" / "runs" / "c" / "a"
-    first, second = run_of(compile="blocks"), run_of(replicate=2, compile="blocks")
-    assert cache_folder(out / "rep1") == cache_folder(out / "rep2") == tmp_path / "h200" / "cache" / "c" / "a"
-    assert cache_folder(tmp_path / "h200/runs/c/b/rep1") != cache_folder(out / "rep1")
-    assert prepare_cache(first, out / "rep1") == "cold"
-    (cache_folder(out / "rep1") / "kernel").write_text("")
-    assert prepare_cache(second, out / "rep2") == "warm"
-    assert prepare_cache(first, out / "rep1") == "cold"
-    assert prepare_cache(second, out / "rep2") == "cold"
-    assert prepare_cache(run_of(), out / "rep1") is None
-
-
 # the device
 
 
@@ -229,7 +214,9 @@ def test_a_run_for_another_gpu_is_unsupported_and_starts_nothing(
 
 
 def environment_of(run: Run, gpu: Gpu | None) -> dict[str, str]:
-    return supervisor.child_environment(run, gpu, Path("results/x/runs/c/a/rep1"), 7)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = supervisor.child_environment(run, gpu, Path(folder, "x/runs/c/a/rep1"), Path(folder), 7)
+    return {name: value.replace(folder, "<folder>") for name, value in environment.items()}
 
 
 def test_the_child_sees_one_gpu_all_cores_and_its_variants_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +225,7 @@ def test_the_child_sees_one_gpu_all_cores_and_its_variants_cache(monkeypatch: py
     found = environment_of(run_of(), H200)
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert found["OMP_NUM_THREADS"] == "3"
-    assert found["TRITON_CACHE_DIR"].endswith("results/x/cache/c/a/triton")
+    assert found["TRITON_CACHE_DIR"].endswith("/x/cache/c/a/triton")
     assert environment_of(run_of("cpu"), None)["CUDA_VISIBLE_DEVICES"] == ""
 
 

@@ -91,8 +91,26 @@ def prepare_cache(run: Run, out: Path) -> str | None:
     return ("warm" if warm else "cold") if run.compiles else None
 
 
-def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict[str, str]:
-    cache = cache_folder(out).resolve()
+def headers_folder(out: Path) -> Path:
+    """What all variants of a scope share: C++ headers that Inductor has compiled, 100 MB and 8 s of a CPU each."""
+    return out.parents[3] / "cache" / ".headers"
+
+
+def forget_compiled(out: Path) -> None:
+    """Delete what a compiler may have left half written, which every later run would take for whole.
+
+    Of the headers only the compiled form, without which a compiler reads the text: another run may use them now.
+    """
+    shutil.rmtree(cache_folder(out), ignore_errors=True)
+    for compiled in headers_folder(out).rglob("*.gch"):
+        compiled.unlink(missing_ok=True)
+
+
+def child_environment(run: Run, gpu: Gpu | None, out: Path, temporary: Path, events: int) -> dict[str, str]:
+    """The child's. Inductor keeps compiled headers in TMPDIR, by the user's name, whatever its cache folder is."""
+    cache, headers = cache_folder(out).resolve(), headers_folder(out).resolve()
+    headers.mkdir(parents=True, exist_ok=True)
+    (temporary / "torchinductor_halfstep").symlink_to(headers)
     # Inductor would prove each vector extension of a CPU in a Python process that imports torch: 10 s at every start,
     # most of a smoke run, whose C++ kernels may as well be scalar
     smoke = {"TORCHINDUCTOR_VEC_ISA_OK": "0"} if run.device == "cpu" and run.scale == "smoke" else {}
@@ -107,6 +125,8 @@ def child_environment(run: Run, gpu: Gpu | None, out: Path, events: int) -> dict
         "CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else "",
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TMPDIR": str(temporary),
+        "LOGNAME": "halfstep",
     }
 
 
@@ -140,14 +160,20 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
     if note:
         note = f"kept from the measuring process, which is told by its run alone: {note}\n"
         print(f"{title}: {note}", end="", file=sys.stderr)
-    with locked(gpu, title), tempfile.TemporaryDirectory() as folder, Progress(title) as progress:
-        child = Child(run, gpu, out, Path(folder) / "result.json")
+    with (
+        locked(gpu, title),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        Progress(title) as progress,
+    ):
+        child = Child(run, gpu, out, Path(folder))
         try:
             outcome = child.watch(progress)
             outcome.log = note + outcome.log
             return outcome, gpu
         finally:
             child.kill()
+            if child.process.returncode:
+                forget_compiled(out)
 
 
 @contextlib.contextmanager
@@ -202,17 +228,17 @@ def summaries(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 class Child:
     """The measuring process, its output and its messages."""
 
-    def __init__(self, run: Run, gpu: Gpu | None, out: Path, result_file: Path) -> None:
-        self.run, self.result_file = run, result_file
+    def __init__(self, run: Run, gpu: Gpu | None, out: Path, temporary: Path) -> None:
+        self.run, self.result_file = run, temporary / "result.json"
         self.outcome = Outcome("failed", "")
         self.log, self.messages, self.phase = Log(), bytearray(), "start"
         self.events, events_child = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "halfstep.measure.child", run.canonical(), str(result_file)],
+            [sys.executable, "-m", "halfstep.measure.child", run.canonical(), str(self.result_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=child_environment(run, gpu, out, events_child),
+            env=child_environment(run, gpu, out, temporary, events_child),
             pass_fds=[events_child],
             start_new_session=True,
         )
