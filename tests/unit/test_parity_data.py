@@ -93,10 +93,15 @@ def test_the_atlas_has_a_hash() -> None:
     assert glyphs.source() == hashlib.sha256(glyphs.atlas().numpy().tobytes()).hexdigest()
 
 
-def test_an_image_shows_its_character() -> None:
+def images_of(n: int, by_lot: float, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+    monkeypatch.setattr(glyphs, "BY_LOT", by_lot)
+    return glyphs.batch(n, 0, torch.Generator().manual_seed(3), **glyphs.VIT_HUGE.sizes["smoke"])
+
+
+def test_an_image_shows_its_character(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brighter where the mean print of its own character has ink than where that of any other has."""
     size = glyphs.VIT_HUGE.sizes["smoke"]
-    images, labels = glyphs.batch(64, 0, torch.Generator().manual_seed(3), **size)
+    images, labels = images_of(64, 0.0, monkeypatch)
     grey = images.mean(1)
     grey = (grey - grey.mean((1, 2), keepdim=True)).flatten(1)
     means = glyphs.atlas().float().mean(1)[: size["num_classes"]].flatten(1)
@@ -104,6 +109,16 @@ def test_an_image_shows_its_character() -> None:
     scores = grey @ (means / means.norm(dim=1, keepdim=True)).T
     hits = (scores.argmax(1) == labels).float().mean().item()
     assert hits > 0.6  # by chance 1/16; turned and shifted as they are
+
+
+def test_a_share_of_the_labels_is_drawn_by_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = glyphs.BY_LOT
+    images, characters = images_of(2000, 0.0, monkeypatch)
+    same_images, labels = images_of(2000, share, monkeypatch)
+    assert torch.equal(images, same_images)
+    others = (labels != characters).double().mean().item()
+    assert others == pytest.approx(share * 15 / 16, abs=0.03)  # 3 standard deviations; a lot may be the right one
+    assert len(set(labels[labels != characters].tolist())) == 16
 
 
 # text

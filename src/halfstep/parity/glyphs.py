@@ -2,6 +2,10 @@
 
 Rendered once from the DejaVu fonts that matplotlib brings along, then placed by the run's generator: print, size, turn,
 place, colours, a shaded background and noise always differ, so that no two images are alike.
+
+Some images have another label than their own. What is learnt is then which label is how likely, and the loss ends at
+that distribution's entropy, as a language's does, instead of near 0: there each seed would end at another fraction of
+nothing, and no band around them could tell a recipe that trains worse.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from halfstep.workloads.workload import Batch
 CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ2345679&"
 """32 classes, which divides by 16: the head can be converted to FP8 too. A smoke run takes the first 16."""
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono")
+BY_LOT = 0.25
+"""share of the labels that are drawn by lot from all classes"""
 CELL, POINTS = 64, 48  # pixels of a rendered character, and the size of its letters
 
 
@@ -54,9 +60,10 @@ def source() -> str:
 
 
 def batch(n: int, index: int, generator: torch.Generator, *, img_size: int, num_classes: int, **_: object) -> Batch:
-    """Images [n, 3, img_size, img_size] fp32 around 0, and the characters' numbers [n] int64; the next ones each time.
+    """Images [n, 3, img_size, img_size] fp32 around 0, and their labels [n] int64; the next ones each time.
 
-    An image shows one character in cells of CELL pixels, each time in another print.
+    An image shows one character in cells of CELL pixels, each time in another print. Its label is the character's
+    number, but for a share BY_LOT of the images.
     """
     device, side = generator.device, img_size // CELL
     cells = side * side
@@ -64,7 +71,8 @@ def batch(n: int, index: int, generator: torch.Generator, *, img_size: int, num_
     def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
         return low + (high - low) * torch.rand(*shape, generator=generator, device=device)
 
-    labels = torch.randint(num_classes, (n,), generator=generator, device=device)
+    characters, lots = torch.randint(num_classes, (2, n), generator=generator, device=device)
+    labels = torch.where(uniform(0, 1, n) < BY_LOT, lots, characters)
     fonts = torch.randint(len(FONTS), (n, cells), generator=generator, device=device)
     # where each pixel lies in its print; not by affine_grid, whose matrix product a recipe may round to TF32
     size, turn = uniform(0.85, 1.05, n * cells, 1, 1), uniform(-0.15, 0.15, n * cells, 1, 1)
@@ -73,7 +81,7 @@ def batch(n: int, index: int, generator: torch.Generator, *, img_size: int, num_
     x = axis.view(1, 1, -1) + uniform(-0.1, 0.1, n * cells, 1, 1)
     y = axis.view(1, -1, 1) + uniform(-0.1, 0.1, n * cells, 1, 1)
     places = torch.stack([cos * x + sin * y, cos * y - sin * x], dim=-1)
-    prints = ink(device)[labels.unsqueeze(1), fonts].view(n * cells, 1, CELL, CELL)
+    prints = ink(device)[characters.unsqueeze(1), fonts].view(n * cells, 1, CELL, CELL)
     mask = functional.grid_sample(prints, places, align_corners=False)
     mask = mask.view(n, side, side, CELL, CELL).transpose(2, 3).reshape(n, 1, img_size, img_size)
     across = torch.linspace(-1, 1, img_size, device=device)
