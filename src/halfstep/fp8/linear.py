@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from halfstep.fp8.products import (
 )
 from halfstep.fp8.scaling import E4M3, E5M2
 
-TENSORS: tuple[Literal["x"], Literal["w"], Literal["g"]] = ("x", "w", "g")
+TENSORS = ("x", "w", "g")
 """what is cast: the input, the weight, the gradient of the output"""
 FORMATS = {"x": E4M3, "w": E4M3, "g": E5M2}
 MULTIPLE = 16
@@ -34,17 +34,15 @@ class Fp8MatrixProducts(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        first_step: bool,
-        *scaling: torch.Tensor,
+        *scaling: Any,
     ) -> torch.Tensor:
-        """From x [M, K] and weight [N, K] to [M, N] in x's dtype."""
+        """From x [M, K], weight [N, K] and a Scaling's fields to [M, N] in x's dtype."""
         scales = Scaling(*scaling)
-        cast_x = cast_e4m3(x, scales.scale_x, scales.amax_x, first_step)
-        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, first_step)
+        cast_x = cast_e4m3(x, scales.scale_x, scales.amax_x, scales.first_x)
+        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, scales.first_w)
         ctx.save_for_backward(cast_x.columns, cast_w.columns, cast_x.inverse, cast_w.inverse, scales.scale_g)
         # not saved by autograd: that would forbid a second backward pass before the next synchronisation
-        ctx.amax_g = scales.amax_g
-        ctx.first_step = first_step
+        ctx.amax_g, ctx.first_g = scales.amax_g, scales.first_g
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         return forward_product(cast_x.rows, cast_x.inverse, cast_w, bias, x.dtype)
 
@@ -54,10 +52,10 @@ class Fp8MatrixProducts(torch.autograd.Function):
         x, weight, inverse_x, inverse_w, scale_g = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
-        cast, grad_bias = cast_gradient([grad], scale_g, ctx.amax_g, ctx.first_step, bias_dtype if need_bias else None)
+        cast, grad_bias = cast_gradient([grad], scale_g, ctx.amax_g, ctx.first_g, bias_dtype if need_bias else None)
         grad_x = input_gradient(cast, weight, inverse_w, x_dtype) if need_x else None
         grad_weight = weight_gradient(cast, x, inverse_x, weight_dtype) if need_weight else None
-        return (grad_x, grad_weight, grad_bias, *(None for _ in range(7)))
+        return (grad_x, grad_weight, grad_bias, *(None for _ in Scaling._fields))
 
 
 class Float8Linear(nn.Linear):
@@ -67,7 +65,7 @@ class Float8Linear(nn.Linear):
     cast, and `amax_*`, its largest magnitude since the last synchronisation. `Synchroniser` makes the one
     from the other, once per step between backward and optimizer. The weight is cast anew in every forward pass.
 
-    torch.compile sees no graph break. Ending the first step flips a Python flag, so each piece of code is
+    torch.compile sees no graph break. Ending the first step flips Python flags, so each piece of code is
     compiled a second time, once, however many layers run it (not at all with amax_init=False).
     """
 
@@ -77,6 +75,9 @@ class Float8Linear(nn.Linear):
     amax_x: torch.Tensor
     amax_w: torch.Tensor
     amax_g: torch.Tensor
+    first_step: dict[str, bool]
+    """of each tensor: whether it is cast by its own scale"""
+    synchronised: bool
 
     def __init__(self, linear: nn.Linear, *, amax_init: bool = True, pre_and_post_forward: bool = False) -> None:
         """Take over the linear's parameters; they are shared, not copied.
@@ -105,9 +106,8 @@ class Float8Linear(nn.Linear):
         for tensor in TENSORS:
             self.register_buffer(f"scale_{tensor}", torch.ones(1, device=linear.weight.device), persistent=False)
             self.register_buffer(f"amax_{tensor}", torch.zeros(1, device=linear.weight.device), persistent=False)
-        self.first_step = amax_init
         self.pre_and_post_forward = pre_and_post_forward
-        self.synchronised = True
+        self.begin_step(dict.fromkeys(TENSORS, amax_init))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Input [..., in] to [..., out], in autocast's dtype under autocast, else in the input's.
@@ -120,7 +120,7 @@ class Float8Linear(nn.Linear):
             input = input.to(torch.get_autocast_dtype(input.device.type))
         x = input.reshape(-1, self.in_features)
         check_rows(x.shape[0])
-        out = Fp8MatrixProducts.apply(x, self.weight, self.bias, self.first_step, *self.begin_forward())
+        out = Fp8MatrixProducts.apply(x, self.weight, self.bias, *self.begin_forward())
         return out.reshape(*input.shape[:-1], self.out_features)
 
     def begin_forward(self) -> Scaling:
@@ -137,16 +137,45 @@ class Float8Linear(nn.Linear):
         amaxes = self.amax_x, self.amax_w, self.amax_g
         if not training:
             amaxes = torch.zeros_like(self.amax_x), torch.zeros_like(self.amax_w), self.amax_g
-        return Scaling(self.scale_x, self.scale_w, self.scale_g, *amaxes)
+        return Scaling(self.scale_x, self.scale_w, self.scale_g, *amaxes, *self.first_step.values())
+
+    def begin_step(self, first_step: dict[str, bool]) -> None:
+        """The amaxes are 0, and what `first_step` says of each tensor is true: that it is cast by its own scale."""
+        self.first_step = first_step
+        self.synchronised = True
+        self._watch(dict.fromkeys(TENSORS, False))
+
+    def first_steps_left(self) -> dict[str, bool]:
+        """Those of tensors that were not noted: of a branch that was not taken, or of which no gradient was asked."""
+        return {tensor: first and not self.noted(tensor) for tensor, first in self.first_step.items()}
+
+    def noted(self, tensor: str) -> bool:
+        """Whether an amax was noted since the last step: without a look at its value, which would wait for the GPU.
+
+        Whatever writes a tensor counts its version up, compiled code too.
+        """
+        return getattr(self, f"amax_{tensor}")._version != self._versions[tensor]
+
+    def _watch(self, noted: dict[str, bool]) -> None:
+        self._versions = {tensor: getattr(self, f"amax_{tensor}")._version - was for tensor, was in noted.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy's tensors have versions of their own."""
+        return {**super().__getstate__(), "_versions": {tensor: self.noted(tensor) for tensor in TENSORS}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._watch(self._versions)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8Linear:
         """Scales and amaxes move with the model, and stay fp32 when it changes its dtype."""
-        before = dict(self._buffers)
+        before, noted = dict(self._buffers), {tensor: self.noted(tensor) for tensor in TENSORS}
         super()._apply(fn, recurse)
         for name, buffer in before.items():
             after = self._buffers[name]
             if buffer is not None and after is not None and after.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(after.device)
+        self._watch(noted)
         return self
 
 

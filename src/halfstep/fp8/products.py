@@ -18,7 +18,10 @@ from halfstep.fp8.scaling import E4M3, E5M2, largest_magnitude, new_scale
 
 
 class Scaling(NamedTuple):
-    """By what a linear layer's three tensors are cast, and where their largest magnitudes go: each fp32 [1]."""
+    """By what a linear layer's three tensors are cast, and where their largest magnitudes go: each fp32 [1].
+
+    In its first step a tensor is cast by its own scale.
+    """
 
     scale_x: Tensor
     scale_w: Tensor
@@ -26,6 +29,9 @@ class Scaling(NamedTuple):
     amax_x: Tensor
     amax_w: Tensor
     amax_g: Tensor
+    first_x: bool
+    first_w: bool
+    first_g: bool
 
 
 class Cast(NamedTuple):

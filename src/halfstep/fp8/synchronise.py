@@ -72,8 +72,12 @@ class Synchroniser:
         self.history[0].copy_(seen)
         new = new_scale(self.history.amax(dim=0), self.largest, torch.cat(scales), self.margin)
         torch._foreach_copy_(scales, new.split(1))
+        left = {linear: linear.first_steps_left() for linear in self.linears if any(linear.first_step.values())}
         torch._foreach_zero_(amaxes)
-        self._first_step(False)
+        for linear in self.linears:
+            linear.synchronised = True
+        for linear, first_step in left.items():
+            linear.begin_step(first_step)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -86,7 +90,7 @@ class Synchroniser:
             "layers": list(self.names),
             "history": self.history.clone(),
             "scale": torch.cat(self._buffers("scale")),
-            "first_step": self.linears[0].first_step,
+            "first_step": [linear.first_step[tensor] for linear in self.linears for tensor in TENSORS],
         }
 
     @torch.no_grad()
@@ -94,8 +98,13 @@ class Synchroniser:
         """Take over a state, in place. Of another history's length: the latest steps, as many as fit.
 
         Raises:
-            ValueError: it is a state of other layers; nothing is changed then.
+            ValueError: it is a state of other layers, or of an older form; nothing is changed then.
         """
+        if not isinstance(state.get("first_step"), list):
+            raise ValueError(
+                "this is no state of a Synchroniser, or one of an older form, which had a single first step for all "
+                "layers: start without it, as a fresh model does"
+            )
         if (theirs := list(state["layers"])) != self.names:
             other = next(iter([name for name in theirs if name not in self.names] or theirs), "none")
             mine = next(iter([name for name in self.names if name not in theirs] or self.names))
@@ -108,12 +117,9 @@ class Synchroniser:
         self.history[:steps].copy_(state["history"][:steps])
         torch._foreach_copy_(self._buffers("scale"), state["scale"].to(self.history.device).split(1))
         torch._foreach_zero_(self._buffers("amax"))
-        self._first_step(state["first_step"])
-
-    def _first_step(self, first_step: bool) -> None:
+        flags = iter(state["first_step"])
         for linear in self.linears:
-            linear.first_step = first_step
-            linear.synchronised = True
+            linear.begin_step({tensor: next(flags) for tensor in TENSORS})
 
     def _buffers(self, kind: str) -> list[torch.Tensor]:
         # looked up each time, since moving a model gives its buffers new tensors
