@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from halfstep.fp8 import operators
-from halfstep.fp8.linear import Float8Linear, check_rows
+from halfstep.fp8.linear import Float8Linear, check_input
 from halfstep.fp8.products import (
     Cast,
     Scaling,
@@ -27,6 +27,8 @@ from halfstep.fp8.products import (
     cast_gradient,
     forward_product,
     input_gradient,
+    overflowing,
+    refuse_second_derivative,
     scale_of,
     weight_gradient,
 )
@@ -51,7 +53,7 @@ def _normed(
     weight, bias, epsilon = norm
 
     def run(scale: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return operators.norm(x, added, weight, bias, epsilon, scale, amax, E4M3)
+        return operators.norm(x, added, weight, bias, epsilon, scale, amax, E4M3, emulate=scaling.emulate)
 
     return run(scale_of(run, scaling.scale_x, E4M3, scaling.first_x), scaling.amax_x)
 
@@ -74,24 +76,26 @@ class NormQkv(torch.autograd.Function):
         """From x [M, width] to x and three [M, width] in dtype."""
         scales = Scaling(*scaling)
         _, plain, inverse, mean, rstd = _normed(x, None, (norm_weight, norm_bias, epsilon), scales)
-        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, scales.first_w)
-        qkv = forward_product(plain, inverse, cast_w, bias, dtype)
+        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, scales.first_w, scales.emulate)
+        qkv = forward_product(plain, inverse, cast_w, bias, dtype, scales.emulate)
         ctx.save_for_backward(
             x, mean, rstd, norm_weight, plain, inverse, cast_w.columns, cast_w.inverse, scales.scale_g
         )
-        ctx.amax_g, ctx.first_g = scales.amax_g, scales.first_g
+        ctx.amax_g, ctx.first_g, ctx.emulate = scales.amax_g, scales.first_g, scales.emulate
         ctx.dtypes = norm_bias.dtype, weight.dtype, None if bias is None else bias.dtype
         query, key, value = qkv.chunk(3, dim=1)
         return x.view_as(x), query, key, value
 
     @staticmethod
     def backward(ctx: Any, residual: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         x, mean, rstd, norm_weight, plain, inverse, w_columns, w_inverse, scale_g = ctx.saved_tensors
         norm_dtype, w_dtype, b_dtype = ctx.dtypes
-        grad, of_bias = cast_gradient(list(grads), scale_g, ctx.amax_g, ctx.first_g, b_dtype)
-        of_normed = input_gradient(grad, w_columns, w_inverse, grads[0].dtype)
-        of_weight = weight_gradient(grad, operators.transpose(plain), inverse, w_dtype)
-        of_x, of_norm = operators.norm_backward(x, mean, rstd, norm_weight, of_normed, residual)
+        emulate = ctx.emulate
+        grad, of_bias = cast_gradient(list(grads), scale_g, ctx.amax_g, ctx.first_g, emulate, b_dtype)
+        of_normed = input_gradient(grad, w_columns, w_inverse, grads[0].dtype, emulate)
+        of_weight = weight_gradient(grad, operators.transpose(plain, emulate=emulate), inverse, w_dtype, emulate)
+        of_x, of_norm = operators.norm_backward(x, mean, rstd, norm_weight, of_normed, residual, emulate=emulate)
         return (
             of_x,
             of_norm[0].to(norm_weight.dtype),
@@ -127,23 +131,24 @@ class OutMlp(torch.autograd.Function):
         dtype = mixed.dtype
         fields = len(Scaling._fields)
         out, up, down = (Scaling(*scalings[layer * fields :][:fields]) for layer in range(3))
+        emulate = out.emulate
 
-        cast_mixed = cast_e4m3(mixed, out.scale_x, out.amax_x, out.first_x)
-        cast_out = cast_e4m3(out_weight, out.scale_w, out.amax_w, out.first_w)
-        added = forward_product(cast_mixed.rows, cast_mixed.inverse, cast_out, out_bias, dtype)
+        cast_mixed = cast_e4m3(mixed, out.scale_x, out.amax_x, out.first_x, emulate)
+        cast_out = cast_e4m3(out_weight, out.scale_w, out.amax_w, out.first_w, emulate)
+        added = forward_product(cast_mixed.rows, cast_mixed.inverse, cast_out, out_bias, dtype, emulate)
 
         norm = norm_weight, norm_bias, epsilon
         middle, normed, normed_inverse, mean, rstd = _normed(x, added, norm, up)
-        cast_up = cast_e4m3(up_weight, up.scale_w, up.amax_w, up.first_w)
-        hidden = forward_product(normed, normed_inverse, cast_up, up_bias, dtype)
+        cast_up = cast_e4m3(up_weight, up.scale_w, up.amax_w, up.first_w, emulate)
+        hidden = forward_product(normed, normed_inverse, cast_up, up_bias, dtype, emulate)
 
         def gelu(scale: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-            return operators.gelu(hidden, scale, amax, E4M3)
+            return operators.gelu(hidden, scale, amax, E4M3, emulate=emulate)
 
         gelu_scale = scale_of(gelu, down.scale_x, E4M3, down.first_x)
         activated, activated_inverse = gelu(gelu_scale, down.amax_x)
-        cast_down = cast_e4m3(down_weight, down.scale_w, down.amax_w, down.first_w)
-        added = forward_product(activated, activated_inverse, cast_down, down_bias, dtype)
+        cast_down = cast_e4m3(down_weight, down.scale_w, down.amax_w, down.first_w, emulate)
+        added = forward_product(activated, activated_inverse, cast_down, down_bias, dtype, emulate)
 
         ctx.save_for_backward(
             cast_mixed.columns, cast_mixed.inverse, cast_out.columns, cast_out.inverse, out.scale_g,
@@ -151,7 +156,7 @@ class OutMlp(torch.autograd.Function):
             hidden, gelu_scale, activated_inverse, cast_down.columns, cast_down.inverse, down.scale_g,
         )  # fmt: skip
         ctx.amaxes = out.amax_g, up.amax_g, down.amax_g
-        ctx.firsts = out.first_g, up.first_g, down.first_g
+        ctx.firsts, ctx.emulate = (out.first_g, up.first_g, down.first_g), emulate
         ctx.norm_dtype, ctx.dtype = norm_bias.dtype, dtype
         ctx.w_dtypes = out_weight.dtype, up_weight.dtype, down_weight.dtype
         ctx.b_dtypes = tuple(None if bias is None else bias.dtype for bias in (out_bias, up_bias, down_bias))
@@ -159,34 +164,37 @@ class OutMlp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         (
             mixed, mixed_inverse, out_columns, out_inverse, out_scale_g,
             middle, mean, rstd, norm_weight, normed, normed_inverse, up_columns, up_inverse, up_scale_g,
             hidden, gelu_scale, activated_inverse, down_columns, down_inverse, down_scale_g,
         ) = ctx.saved_tensors  # fmt: skip
         out_amax, up_amax, down_amax = ctx.amaxes
-        out_first, up_first, down_first = ctx.firsts
+        (out_first, up_first, down_first), emulate = ctx.firsts, ctx.emulate
         out_dtype, up_dtype, down_dtype = ctx.w_dtypes
         out_b_dtype, up_b_dtype, down_b_dtype = ctx.b_dtypes
 
-        of_output, of_down_bias = cast_gradient([grad], down_scale_g, down_amax, down_first, down_b_dtype)
-        of_activated = input_gradient(of_output, down_columns, down_inverse, ctx.dtype)
+        of_output, of_down_bias = cast_gradient([grad], down_scale_g, down_amax, down_first, emulate, down_b_dtype)
+        of_activated = input_gradient(of_output, down_columns, down_inverse, ctx.dtype, emulate)
 
         def gelu_backward(scale: Tensor, amax: Tensor) -> tuple[Tensor, ...]:
-            return operators.gelu_backward(of_activated, hidden, scale, amax, E5M2, gelu_scale, E4M3)
+            return operators.gelu_backward(of_activated, hidden, scale, amax, E5M2, gelu_scale, E4M3, emulate=emulate)
 
         up_scale_g = scale_of(gelu_backward, up_scale_g, E5M2, up_first)
-        *cast_hidden, up_sums, activated = gelu_backward(up_scale_g, up_amax)
-        of_hidden = Cast(*cast_hidden)
+        rows, columns, inverse, up_sums, activated = gelu_backward(up_scale_g, up_amax)
+        of_hidden = Cast(rows, columns, overflowing(inverse, up_amax, ctx.dtype))
         of_up_bias = None if up_b_dtype is None else up_sums.to(up_b_dtype)
-        of_down = weight_gradient(of_output, activated, activated_inverse, down_dtype)
-        of_normed = input_gradient(of_hidden, up_columns, up_inverse, ctx.dtype)
-        of_up = weight_gradient(of_hidden, operators.transpose(normed), normed_inverse, up_dtype)
+        of_down = weight_gradient(of_output, activated, activated_inverse, down_dtype, emulate)
+        of_normed = input_gradient(of_hidden, up_columns, up_inverse, ctx.dtype, emulate)
+        of_up = weight_gradient(
+            of_hidden, operators.transpose(normed, emulate=emulate), normed_inverse, up_dtype, emulate
+        )
 
-        of_middle, of_norm = operators.norm_backward(middle, mean, rstd, norm_weight, of_normed, grad)
-        of_added, of_out_bias = cast_gradient([of_middle], out_scale_g, out_amax, out_first, out_b_dtype)
-        of_mixed = input_gradient(of_added, out_columns, out_inverse, ctx.dtype)
-        of_out = weight_gradient(of_added, mixed, mixed_inverse, out_dtype)
+        of_middle, of_norm = operators.norm_backward(middle, mean, rstd, norm_weight, of_normed, grad, emulate=emulate)
+        of_added, of_out_bias = cast_gradient([of_middle], out_scale_g, out_amax, out_first, emulate, out_b_dtype)
+        of_mixed = input_gradient(of_added, out_columns, out_inverse, ctx.dtype, emulate)
+        of_out = weight_gradient(of_added, mixed, mixed_inverse, out_dtype, emulate)
         return (
             of_middle,
             of_mixed,
@@ -209,12 +217,15 @@ def run_block(x: Tensor, parts: Parts, heads: int, causal: bool) -> Tensor:
     The products' results have autocast's dtype under autocast, else x's.
 
     Raises:
-        ValueError: batch times tokens does not divide by 16.
-        RuntimeError: with pre_and_post_forward, the last step was not synchronised.
+        ValueError: x has other sizes, or batch times tokens is 0 or does not divide by 16.
+        TypeError: x or a weight is not in fp32, bf16 or fp16.
+        RuntimeError: with pre_and_post_forward, the last step was not synchronised; or the device has no FP8.
     """
     norm1, qkv, out, norm2, up, down = parts
+    check_input(x, qkv.in_features)
+    if x.dim() != 3:
+        raise ValueError(f"a block takes [batch, tokens, width]; the sizes of this input are {list(x.shape)}")
     batch, tokens, width = x.shape
-    check_rows(batch * tokens)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     scalings = [linear.begin_forward() for linear in (qkv, out, up, down)]

@@ -99,7 +99,7 @@ def test_it_is_as_near_to_fp32_as_its_layers_by_themselves(kind: str, mode: str)
     x, grad = data(dtype)
     truth = step(block(kind), x.float(), grad.float())
     layers = block(kind).to(dtype)
-    convert(layers, lambda *_: True)
+    convert(layers, lambda *_: True, emulate=True)
     expected, actual = step(layers, x, grad, autocast), step(fused(kind, dtype), x, grad, autocast)
     assert {name: value.dtype for name, value in actual.items()} == {
         name: value.dtype for name, value in expected.items()
@@ -112,7 +112,7 @@ def test_it_is_as_near_to_fp32_as_its_layers_by_themselves(kind: str, mode: str)
 def noting(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """As torch's dispatcher, which counts up the version of what an operator writes."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, emulate: bool) -> Any:
         amax = inspect.signature(kernel).bind(*arguments).arguments.get("amax")
         if amax is not None:
             torch.autograd.graph.increment_version(amax)
@@ -154,7 +154,7 @@ def test_with_the_kernels_it_is_what_it_is_with_their_definitions(
 def test_amaxes_are_those_of_the_layers_by_themselves() -> None:
     x, grad = data()
     layers, model = block("timm"), fused("timm")
-    convert(layers, lambda *_: True)
+    convert(layers, lambda *_: True, emulate=True)
     step(layers, x, grad)
     step(model, x, grad)
     for (name, expected), (_, actual) in zip(layers.named_buffers(), model.named_buffers(), strict=True):
@@ -287,7 +287,7 @@ def test_the_bytes_of_a_block_of_vit_huge_are_those_of_the_documentation() -> No
     rows, width = 128 * 256, 1280
     with FakeTensorMode():
         model = nn.Sequential(TimmBlock(width, 16, qkv_bias=True, norm_layer=nn.LayerNorm))
-        convert(model, lambda *_: True, amax_init=False)
+        convert(model, lambda *_: True, amax_init=False, emulate=True)
         fuse(model, KINDS)
         x, grad = torch.randn(128, 256, width, requires_grad=True), torch.randn(128, 256, width)
         with Traffic() as traffic:
@@ -303,7 +303,7 @@ def test_the_bytes_of_a_block_of_vit_huge_are_those_of_the_documentation() -> No
 
 def test_a_block_without_biases_is_fused() -> None:
     model = block("timm", qkv_bias=False, proj_bias=False)
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     layers = copy.deepcopy(model)
     assert fuse(model, KINDS) == (["0"], {})
     x, grad = data()
@@ -323,7 +323,7 @@ def test_compiled_it_has_the_same_bits_and_compiles_twice() -> None:
         torch.manual_seed(0)
         # more blocks than the recompile limit of 8
         model = nn.Sequential(*(TimmBlock(WIDTH, HEADS, qkv_bias=True) for _ in range(9)))
-        convert(model, lambda *_: True)
+        convert(model, lambda *_: True, emulate=True)
         assert not fuse(model, KINDS)[1]
         synchronise = Synchroniser(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -35,7 +35,7 @@ class Branches(nn.Module):
 def branches(seed: int = 0) -> tuple[Branches, Synchroniser]:
     torch.manual_seed(seed)
     model = Branches()
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     return model, Synchroniser(model)
 
 
@@ -108,7 +108,7 @@ def test_a_pass_without_gradients_ends_no_first_step() -> None:
 
 def test_a_block_that_was_skipped_keeps_its_first_step_and_the_block_beside_it_does_not() -> None:
     model = nn.Sequential(block("timm")[0], block("timm")[0])
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     assert len(fuse(model, KINDS)[0]) == 2
     synchronise = Synchroniser(model)
     x, grad = data()
@@ -118,7 +118,7 @@ def test_a_block_that_was_skipped_keeps_its_first_step_and_the_block_beside_it_d
     assert [layer.first_step for name, layer in layers.items() if name.startswith("1.")] == [NONE] * 4
     assert [layer.first_step for name, layer in layers.items() if name.startswith("0.")] == [ALL] * 4
     twin = nn.Sequential(block("timm")[0])
-    convert(twin, lambda *_: True)
+    convert(twin, lambda *_: True, emulate=True)
     fuse(twin, KINDS)
     assert torch.equal(model[0](x), twin[0](x))
 
