@@ -52,6 +52,7 @@ def test_every_linear_of_a_step_multiplies_in_fp8() -> None:
     step, precision, applied = build_step(run, CPU)
     batches = feed(run, look_up(run["modules"]["workload"]), CPU)
     assert applied["gemm"] == "fp8"
+    assert applied["emulated"] is True
     assert len(applied["linears_converted"]) == 9
     assert applied["linears_skipped"] == {}
     for _ in range(2):

@@ -16,6 +16,9 @@ from torch import Tensor
 from halfstep.fp8 import operators
 from halfstep.fp8.scaling import E4M3, E5M2, largest_magnitude, new_scale
 
+CPU = "cpu"
+"""the one device type for which torch has an FP8 product in software"""
+
 
 class Scaling(NamedTuple):
     """By what a linear layer's three tensors are cast, and where their largest magnitudes go: each fp32 [1].
@@ -124,7 +127,7 @@ def scaled_product(
     fused = bias if dtype != torch.float32 else None  # with fp32 torch takes none on CUDA
     # torch's implementation for the CPU multiplies the decoded matrices, which autocast would round to bf16
     with torch.autocast(a.device.type, enabled=False):
-        if emulate and a.device.type != "cpu":
+        if emulate and a.device.type != CPU:
             # decoded after the product: FP8 values themselves are exact in any type that fp32 products may round to
             decoded = a.float() @ b.float().t() * inverse_a * inverse_b
             return (decoded if bias is None else decoded + bias.to(dtype)).to(dtype)
