@@ -125,6 +125,16 @@ def test_a_second_derivative_is_refused_and_not_taken_for_zero(kind: str, what: 
         SECOND[what](model, x.requires_grad_())
 
 
+def test_of_compiled_code_torch_refuses_it() -> None:
+    """Which writes amaxes in its backward pass."""
+    torch._dynamo.reset()
+    x = torch.ones(16, K, requires_grad=True)
+    compiled = torch.compile(layer(), backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"does not support .* create_graph=True"):
+        torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("kind", ["linear", "block"])
 def test_of_torch_func_and_forward_mode_torch_says_what_is_missing(kind: str) -> None:
     model, x = (layer(), torch.ones(16, K)) if kind == "linear" else (fused("timm"), data()[0])
