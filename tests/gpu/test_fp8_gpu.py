@@ -166,12 +166,14 @@ BLOCKS = {
 MODES = {"fp32 weights under autocast": (torch.float32, True), "bf16 weights": (torch.bfloat16, False)}
 
 
-def fused(kind: str, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def fused(
+    kind: str, depth: int, device: torch.device, dtype: torch.dtype = torch.float32, emulate: bool = False
+) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(*(BLOCKS[kind]() for _ in range(depth)))
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
-    convert(model.to(dtype), lambda *_: True)
+    convert(model.to(device, dtype), lambda *_: True, emulate=emulate)
     assert len(fuse(model, [TIMM_BLOCK, LM_BLOCK])[0]) == depth
     return model
 
@@ -209,7 +211,9 @@ def by_a_rounding(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_fused_block_is_its_definition_on_the_cpu(kind: str, mode: str, device: torch.device) -> None:
     dtype, autocast = MODES[mode]
-    on_cpu, moved, on_gpu = fused(kind, 1, dtype), fused(kind, 1, dtype), fused(kind, 1, dtype).to(device)
+    cpu = torch.device("cpu")
+    on_cpu, moved = (fused(kind, 1, cpu, dtype, emulate=True) for _ in range(2))
+    on_gpu = fused(kind, 1, device, dtype)
     synchronise = [Synchroniser(model) for model in (on_cpu, moved, on_gpu)]
     x = torch.randn(4, 64, K).to(dtype)
     grad = 1e-3 * torch.randn(4, 64, K).to(dtype)
@@ -224,12 +228,66 @@ def test_a_fused_block_is_its_definition_on_the_cpu(kind: str, mode: str, device
             each()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_an_emulated_block_is_the_real_one(kind: str, mode: str, device: torch.device) -> None:
+    """On the GPU, in plain torch, as one without FP8 would run it; no kernel of ours and no FP8 product is launched."""
+    dtype, autocast = MODES[mode]
+    real = fused(kind, 1, device, dtype)
+    emulated, moved = (fused(kind, 1, device, dtype, emulate=True) for _ in range(2))
+    synchronise = [Synchroniser(model) for model in (real, moved, emulated)]
+    x, grad = torch.randn(4, 64, K, device=device).to(dtype), 1e-3 * torch.randn(4, 64, K, device=device).to(dtype)
+    for _ in range(2):
+        expected, near, actual = (
+            all_of_a_step(model, inputs, grad, autocast)
+            for model, inputs in ((real, x), (moved, by_a_rounding(x)), (emulated, x))
+        )
+        assert_near(actual, expected, near)
+        for each in synchronise:
+            each()
+    kernels, _ = profile_kernels(lambda: all_of_a_step(emulated, x, grad, autocast))
+    assert [row["kernel"] for row in kernels if "fp8_" in row["kernel"] or kind_of(row["kernel"]) == "FP8 GEMM"] == []
+
+
+def test_branches_of_a_captured_step_have_their_first_steps_before(device: torch.device) -> None:
+    """Of compiled layers; what was not run when the others' first step ended keeps its own."""
+    model = nn.ModuleList(nn.Linear(K, K, device=device) for _ in range(2))
+    convert(model, lambda *_: True)
+    synchronise = Synchroniser(model)
+    for layer in model:
+        layer.compile(dynamic=False, fullgraph=True)
+    x = torch.randn(M, K, device=device)
+    for taken in (0, 0, 1, 1):
+        (1e-6 * model[taken](x)).sum().backward()
+        synchronise()
+        assert not any(model[taken].first_step.values())
+        assert all(model[1].first_step.values()) == (taken == 0)
+    graph = torch.cuda.CUDAGraph()
+    for parameter in model.parameters():
+        parameter.grad = None
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for layer in model:
+            (1e-6 * layer(x)).sum().backward()
+        synchronise()
+    torch.cuda.current_stream().wait_stream(stream)
+    for parameter in model.parameters():
+        parameter.grad = None
+    with torch.cuda.graph(graph):
+        for layer in model:
+            (1e-6 * layer(x)).sum().backward()
+        synchronise()
+    graph.replay()
+    assert all(bool(layer.weight.grad.any()) for layer in model)
+
+
 def test_a_fused_block_compiled_by_inductor_is_the_eager_one(device: torch.device) -> None:
     import torch._dynamo
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    eager, moved, compiled = (fused("timm", 10).to(device) for _ in range(3))
+    eager, moved, compiled = (fused("timm", 10, device) for _ in range(3))
     for block in compiled:
         block.compile(dynamic=False, fullgraph=True)
     synchronise = [Synchroniser(model) for model in (eager, moved, compiled)]
@@ -248,7 +306,7 @@ def test_a_fused_block_compiled_by_inductor_is_the_eager_one(device: torch.devic
 
 
 def test_two_steps_of_fused_blocks_on_the_same_data_have_the_same_bits(device: torch.device) -> None:
-    model = fused("timm", 2).to(device)
+    model = fused("timm", 2, device)
     synchronise = Synchroniser(model)
     x, grad = torch.randn(4, 64, K, device=device), 1e-3 * torch.randn(4, 64, K, device=device)
     all_of_a_step(model, x, grad, autocast=True)
@@ -261,7 +319,7 @@ def test_two_steps_of_fused_blocks_on_the_same_data_have_the_same_bits(device: t
 
 def test_the_kernels_of_a_fused_block(device: torch.device) -> None:
     """In docs/fp8.md's order; four of the casts are those of the weights."""
-    model = fused("timm", 1).to(device)
+    model = fused("timm", 1, device)
     synchronise = Synchroniser(model)
     x, grad = torch.randn(4, 64, K, device=device), torch.randn(4, 64, K, device=device)
     all_of_a_step(model, x, grad, autocast=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from halfstep.fp8 import operators
-from halfstep.fp8.linear import Float8Linear, check_rows
+from halfstep.fp8.linear import Float8Linear, check_input
 from halfstep.fp8.products import (
     Cast,
     Scaling,
@@ -27,6 +27,8 @@ from halfstep.fp8.products import (
     cast_gradient,
     forward_product,
     input_gradient,
+    overflowing,
+    refuse_second_derivative,
     scale_of,
     weight_gradient,
 )
@@ -45,15 +47,15 @@ class Parts(NamedTuple):
 
 
 def _normed(
-    x: Tensor, added: Tensor | None, norm: tuple[Tensor, Tensor, float], scaling: Scaling, first_step: bool
+    x: Tensor, added: Tensor | None, norm: tuple[Tensor, Tensor, float], scaling: Scaling
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See operators.norm."""
     weight, bias, epsilon = norm
 
     def run(scale: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return operators.norm(x, added, weight, bias, epsilon, scale, amax, E4M3)
+        return operators.norm(x, added, weight, bias, epsilon, scale, amax, E4M3, emulate=scaling.emulate)
 
-    return run(scale_of(run, scaling.scale_x, E4M3, first_step), scaling.amax_x)
+    return run(scale_of(run, scaling.scale_x, E4M3, scaling.first_x), scaling.amax_x)
 
 
 class NormQkv(torch.autograd.Function):
@@ -69,30 +71,31 @@ class NormQkv(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         dtype: torch.dtype,
-        first_step: bool,
-        *scaling: Tensor,
+        *scaling: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """From x [M, width] to x and three [M, width] in dtype."""
         scales = Scaling(*scaling)
-        _, plain, inverse, mean, rstd = _normed(x, None, (norm_weight, norm_bias, epsilon), scales, first_step)
-        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, first_step)
-        qkv = forward_product(plain, inverse, cast_w, bias, dtype)
+        _, plain, inverse, mean, rstd = _normed(x, None, (norm_weight, norm_bias, epsilon), scales)
+        cast_w = cast_e4m3(weight, scales.scale_w, scales.amax_w, scales.first_w, scales.emulate)
+        qkv = forward_product(plain, inverse, cast_w, bias, dtype, scales.emulate)
         ctx.save_for_backward(
             x, mean, rstd, norm_weight, plain, inverse, cast_w.columns, cast_w.inverse, scales.scale_g
         )
-        ctx.amax_g, ctx.first_step = scales.amax_g, first_step
+        ctx.amax_g, ctx.first_g, ctx.emulate = scales.amax_g, scales.first_g, scales.emulate
         ctx.dtypes = norm_bias.dtype, weight.dtype, None if bias is None else bias.dtype
         query, key, value = qkv.chunk(3, dim=1)
         return x.view_as(x), query, key, value
 
     @staticmethod
     def backward(ctx: Any, residual: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         x, mean, rstd, norm_weight, plain, inverse, w_columns, w_inverse, scale_g = ctx.saved_tensors
         norm_dtype, w_dtype, b_dtype = ctx.dtypes
-        grad, of_bias = cast_gradient(list(grads), scale_g, ctx.amax_g, ctx.first_step, b_dtype)
-        of_normed = input_gradient(grad, w_columns, w_inverse, grads[0].dtype)
-        of_weight = weight_gradient(grad, operators.transpose(plain), inverse, w_dtype)
-        of_x, of_norm = operators.norm_backward(x, mean, rstd, norm_weight, of_normed, residual)
+        emulate = ctx.emulate
+        grad, of_bias = cast_gradient(list(grads), scale_g, ctx.amax_g, ctx.first_g, emulate, b_dtype)
+        of_normed = input_gradient(grad, w_columns, w_inverse, grads[0].dtype, emulate)
+        of_weight = weight_gradient(grad, operators.transpose(plain, emulate=emulate), inverse, w_dtype, emulate)
+        of_x, of_norm = operators.norm_backward(x, mean, rstd, norm_weight, of_normed, residual, emulate=emulate)
         return (
             of_x,
             of_norm[0].to(norm_weight.dtype),
@@ -100,7 +103,8 @@ class NormQkv(torch.autograd.Function):
             None,
             of_weight,
             of_bias,
-            *(None for _ in range(8)),
+            None,
+            *(None for _ in Scaling._fields),
         )
 
 
@@ -121,36 +125,38 @@ class OutMlp(torch.autograd.Function):
         up_bias: Tensor | None,
         down_weight: Tensor,
         down_bias: Tensor | None,
-        first_step: bool,
-        *scalings: Tensor,
+        *scalings: Any,
     ) -> Tensor:
         """From x [M, width] and mixed [M, width], whose dtype is that of the products, to [M, width] in x's dtype."""
         dtype = mixed.dtype
-        out, up, down = (Scaling(*scalings[first : first + 6]) for first in (0, 6, 12))
+        fields = len(Scaling._fields)
+        out, up, down = (Scaling(*scalings[layer * fields :][:fields]) for layer in range(3))
+        emulate = out.emulate
 
-        cast_mixed = cast_e4m3(mixed, out.scale_x, out.amax_x, first_step)
-        cast_out = cast_e4m3(out_weight, out.scale_w, out.amax_w, first_step)
-        added = forward_product(cast_mixed.rows, cast_mixed.inverse, cast_out, out_bias, dtype)
+        cast_mixed = cast_e4m3(mixed, out.scale_x, out.amax_x, out.first_x, emulate)
+        cast_out = cast_e4m3(out_weight, out.scale_w, out.amax_w, out.first_w, emulate)
+        added = forward_product(cast_mixed.rows, cast_mixed.inverse, cast_out, out_bias, dtype, emulate)
 
         norm = norm_weight, norm_bias, epsilon
-        middle, normed, normed_inverse, mean, rstd = _normed(x, added, norm, up, first_step)
-        cast_up = cast_e4m3(up_weight, up.scale_w, up.amax_w, first_step)
-        hidden = forward_product(normed, normed_inverse, cast_up, up_bias, dtype)
+        middle, normed, normed_inverse, mean, rstd = _normed(x, added, norm, up)
+        cast_up = cast_e4m3(up_weight, up.scale_w, up.amax_w, up.first_w, emulate)
+        hidden = forward_product(normed, normed_inverse, cast_up, up_bias, dtype, emulate)
 
         def gelu(scale: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-            return operators.gelu(hidden, scale, amax, E4M3)
+            return operators.gelu(hidden, scale, amax, E4M3, emulate=emulate)
 
-        gelu_scale = scale_of(gelu, down.scale_x, E4M3, first_step)
+        gelu_scale = scale_of(gelu, down.scale_x, E4M3, down.first_x)
         activated, activated_inverse = gelu(gelu_scale, down.amax_x)
-        cast_down = cast_e4m3(down_weight, down.scale_w, down.amax_w, first_step)
-        added = forward_product(activated, activated_inverse, cast_down, down_bias, dtype)
+        cast_down = cast_e4m3(down_weight, down.scale_w, down.amax_w, down.first_w, emulate)
+        added = forward_product(activated, activated_inverse, cast_down, down_bias, dtype, emulate)
 
         ctx.save_for_backward(
             cast_mixed.columns, cast_mixed.inverse, cast_out.columns, cast_out.inverse, out.scale_g,
             middle, mean, rstd, norm_weight, normed, normed_inverse, cast_up.columns, cast_up.inverse, up.scale_g,
             hidden, gelu_scale, activated_inverse, cast_down.columns, cast_down.inverse, down.scale_g,
         )  # fmt: skip
-        ctx.amaxes, ctx.first_step = (out.amax_g, up.amax_g, down.amax_g), first_step
+        ctx.amaxes = out.amax_g, up.amax_g, down.amax_g
+        ctx.firsts, ctx.emulate = (out.first_g, up.first_g, down.first_g), emulate
         ctx.norm_dtype, ctx.dtype = norm_bias.dtype, dtype
         ctx.w_dtypes = out_weight.dtype, up_weight.dtype, down_weight.dtype
         ctx.b_dtypes = tuple(None if bias is None else bias.dtype for bias in (out_bias, up_bias, down_bias))
@@ -158,33 +164,37 @@ class OutMlp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         (
             mixed, mixed_inverse, out_columns, out_inverse, out_scale_g,
             middle, mean, rstd, norm_weight, normed, normed_inverse, up_columns, up_inverse, up_scale_g,
             hidden, gelu_scale, activated_inverse, down_columns, down_inverse, down_scale_g,
         ) = ctx.saved_tensors  # fmt: skip
-        (out_amax, up_amax, down_amax), first_step = ctx.amaxes, ctx.first_step
+        out_amax, up_amax, down_amax = ctx.amaxes
+        (out_first, up_first, down_first), emulate = ctx.firsts, ctx.emulate
         out_dtype, up_dtype, down_dtype = ctx.w_dtypes
         out_b_dtype, up_b_dtype, down_b_dtype = ctx.b_dtypes
 
-        of_output, of_down_bias = cast_gradient([grad], down_scale_g, down_amax, first_step, down_b_dtype)
-        of_activated = input_gradient(of_output, down_columns, down_inverse, ctx.dtype)
+        of_output, of_down_bias = cast_gradient([grad], down_scale_g, down_amax, down_first, emulate, down_b_dtype)
+        of_activated = input_gradient(of_output, down_columns, down_inverse, ctx.dtype, emulate)
 
         def gelu_backward(scale: Tensor, amax: Tensor) -> tuple[Tensor, ...]:
-            return operators.gelu_backward(of_activated, hidden, scale, amax, E5M2, gelu_scale, E4M3)
+            return operators.gelu_backward(of_activated, hidden, scale, amax, E5M2, gelu_scale, E4M3, emulate=emulate)
 
-        up_scale_g = scale_of(gelu_backward, up_scale_g, E5M2, first_step)
-        *cast_hidden, up_sums, activated = gelu_backward(up_scale_g, up_amax)
-        of_hidden = Cast(*cast_hidden)
+        up_scale_g = scale_of(gelu_backward, up_scale_g, E5M2, up_first)
+        rows, columns, inverse, up_sums, activated = gelu_backward(up_scale_g, up_amax)
+        of_hidden = Cast(rows, columns, overflowing(inverse, up_amax, ctx.dtype))
         of_up_bias = None if up_b_dtype is None else up_sums.to(up_b_dtype)
-        of_down = weight_gradient(of_output, activated, activated_inverse, down_dtype)
-        of_normed = input_gradient(of_hidden, up_columns, up_inverse, ctx.dtype)
-        of_up = weight_gradient(of_hidden, operators.transpose(normed), normed_inverse, up_dtype)
+        of_down = weight_gradient(of_output, activated, activated_inverse, down_dtype, emulate)
+        of_normed = input_gradient(of_hidden, up_columns, up_inverse, ctx.dtype, emulate)
+        of_up = weight_gradient(
+            of_hidden, operators.transpose(normed, emulate=emulate), normed_inverse, up_dtype, emulate
+        )
 
-        of_middle, of_norm = operators.norm_backward(middle, mean, rstd, norm_weight, of_normed, grad)
-        of_added, of_out_bias = cast_gradient([of_middle], out_scale_g, out_amax, first_step, out_b_dtype)
-        of_mixed = input_gradient(of_added, out_columns, out_inverse, ctx.dtype)
-        of_out = weight_gradient(of_added, mixed, mixed_inverse, out_dtype)
+        of_middle, of_norm = operators.norm_backward(middle, mean, rstd, norm_weight, of_normed, grad, emulate=emulate)
+        of_added, of_out_bias = cast_gradient([of_middle], out_scale_g, out_amax, out_first, emulate, out_b_dtype)
+        of_mixed = input_gradient(of_added, out_columns, out_inverse, ctx.dtype, emulate)
+        of_out = weight_gradient(of_added, mixed, mixed_inverse, out_dtype, emulate)
         return (
             of_middle,
             of_mixed,
@@ -197,7 +207,7 @@ class OutMlp(torch.autograd.Function):
             of_up_bias,
             of_down,
             of_down_bias,
-            *(None for _ in range(19)),
+            *(None for _ in range(3 * len(Scaling._fields))),
         )
 
 
@@ -207,18 +217,20 @@ def run_block(x: Tensor, parts: Parts, heads: int, causal: bool) -> Tensor:
     The products' results have autocast's dtype under autocast, else x's.
 
     Raises:
-        ValueError: batch times tokens does not divide by 16.
-        RuntimeError: with pre_and_post_forward, the last step was not synchronised.
+        ValueError: x has other sizes, or batch times tokens is 0 or does not divide by 16.
+        TypeError: x or a weight is not in fp32, bf16 or fp16.
+        RuntimeError: with pre_and_post_forward, the last step was not synchronised; or the device has no FP8.
     """
     norm1, qkv, out, norm2, up, down = parts
+    check_input(x, qkv.in_features)
+    if x.dim() != 3:
+        raise ValueError(f"a block takes [batch, tokens, width]; the sizes of this input are {list(x.shape)}")
     batch, tokens, width = x.shape
-    check_rows(batch * tokens)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     scalings = [linear.begin_forward() for linear in (qkv, out, up, down)]
-    first_step = qkv.first_step
     flat, *projected = NormQkv.apply(
-        x.reshape(-1, width), norm1.weight, norm1.bias, norm1.eps, qkv.weight, qkv.bias, dtype, first_step, *scalings[0]
+        x.reshape(-1, width), norm1.weight, norm1.bias, norm1.eps, qkv.weight, qkv.bias, dtype, *scalings[0]
     )
     # [batch, heads, tokens, of a head], without a copy
     query, key, value = (part.view(batch, tokens, heads, -1).transpose(1, 2) for part in projected)
@@ -235,7 +247,6 @@ def run_block(x: Tensor, parts: Parts, heads: int, causal: bool) -> Tensor:
         up.bias,
         down.weight,
         down.bias,
-        first_step,
         *scalings[1],
         *scalings[2],
         *scalings[3],

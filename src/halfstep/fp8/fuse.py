@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from halfstep.fp8.block import Parts, run_block
 from halfstep.fp8.linear import Float8Linear
+from halfstep.fp8.replace import called_otherwise, has_call_hooks, put, take_over
 
 # timm's calls torch's function
 NORMS = ("torch.nn.modules.normalization.LayerNorm", "timm.layers.norm.LayerNorm")
@@ -37,21 +38,28 @@ class BlockKind:
 
 
 class FusedBlock(nn.Module):
-    """Computes what the block did, and has its layers under their names: the state dict stays as it was.
+    """Computes what the block did, and has its hooks, attributes and layers: the state dict stays as it was.
 
-    The layers are not called, so hooks on them do not run.
+    The layers are not called, so a hook on one of them is refused.
     """
 
     def __init__(self, block: nn.Module, kind: BlockKind) -> None:
         super().__init__()
-        for name, child in block.named_children():
-            self.add_module(name, child)
-        self.train(block.training)
+        take_over(self, block)
         self.paths = [kind.norm1, kind.qkv, kind.out, kind.norm2, kind.up, kind.down]
         self.heads, self.causal = _attribute(block, kind.heads), kind.causal
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, tokens, width] to the same, in x's dtype. See run_block."""
+        """[batch, tokens, width] to the same, in x's dtype. See run_block.
+
+        Raises:
+            RuntimeError: a layer of the block has got a hook since.
+        """
+        if any(module is not self and has_call_hooks(module) for module in self.modules()):
+            raise RuntimeError(
+                "a layer of this fused block has got a hook, which would not be called, since a fused block does not "
+                "call its layers: register hooks before fuse, which then leaves the block as it is"
+            )
         layers: list[Any] = [self.get_submodule(path) for path in self.paths]
         return run_block(x, Parts(*layers), self.heads, self.causal)
 
@@ -63,7 +71,9 @@ def fuse(model: nn.Module, kinds: Sequence[BlockKind]) -> tuple[list[str], dict[
         The names of the replaced blocks, and of those that are of such a class and stay, each with the reason.
     """
     known = {kind.types[""]: kind for kind in kinds}
-    fused, left = [], {}
+    left: dict[str, str] = {}
+    fused: list[str] = []
+    new: dict[nn.Module, nn.Module] = {}
     for name, block in list(model.named_modules()):
         kind = known.get(_class(block))
         if kind is None:
@@ -72,9 +82,9 @@ def fuse(model: nn.Module, kinds: Sequence[BlockKind]) -> tuple[list[str], dict[
         if reason:
             left[name] = reason
             continue
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, FusedBlock(block, kind))
+        new[block] = FusedBlock(block, kind)
         fused.append(name)
+    put(model, new)
     return fused, left
 
 
@@ -84,6 +94,11 @@ def why_not(block: nn.Module, kind: BlockKind) -> str:
     for path, wanted in kind.types.items():
         if path not in modules or _class(modules[path]) != wanted:
             return f"its {path or 'class'} is not {wanted}"
+    for path, module in modules.items():
+        if reason := called_otherwise(module):
+            return f"{path or 'it'} {reason}"
+        if path and has_call_hooks(module):
+            return f"{path} has a hook, which a fused block would not call"
     for path in (kind.qkv, kind.out, kind.up, kind.down):
         if not isinstance(modules.get(path), Float8Linear):
             return f"{path} is not in FP8"

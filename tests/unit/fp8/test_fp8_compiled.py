@@ -60,7 +60,7 @@ def train(
     """Losses, then all parameters and all scales."""
     torch.manual_seed(0)
     model = Model(depth)
-    convert(model, lambda *_: True, **flags)
+    convert(model, lambda *_: True, emulate=True, **flags)
     synchronise = Synchroniser(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     if backend:
@@ -98,7 +98,7 @@ def test_compiled_equals_eager_to_the_last_bit_and_compiles_twice(whole: bool, f
 
 def test_no_graph_breaks_are_explained_away() -> None:
     model = Model(1)
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     with torch.autocast("cpu", torch.bfloat16):
         explanation = torch._dynamo.explain(model)(torch.randn(ROWS, WIDTH))
     assert explanation.graph_break_count == 0
@@ -125,7 +125,7 @@ def test_inductor_follows_eager() -> None:
 
 def test_a_compiled_layer_that_was_not_synchronised_says_so() -> None:
     model = Model(1)
-    convert(model, lambda *_: True, pre_and_post_forward=True)
+    convert(model, lambda *_: True, pre_and_post_forward=True, emulate=True)
     model.compile(backend="aot_eager", dynamic=False)
     x = torch.randn(ROWS, WIDTH)
     model(x)

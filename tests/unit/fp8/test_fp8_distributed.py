@@ -27,7 +27,7 @@ def made() -> tuple[nn.Module, Synchroniser]:
     """The same on every rank: a Transformer with fused blocks, and a head of its own."""
     torch.manual_seed(0)
     model = LM.build(layernorm, vocabulary=VOCABULARY, context=CONTEXT, width=32, depth=2, heads=2)
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     assert len(fuse(model, [LM_BLOCK])[0]) == 2
     return model, Synchroniser(model)
 
@@ -92,7 +92,7 @@ def sharded(rank: int) -> State:
 def bad_amaxes(rank: int) -> State:
     """Of its three tensors each rank saw something that is no number, or less than the other one."""
     model = nn.Sequential(nn.Linear(16, 16))
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     synchronise = Synchroniser(model)
     for amaxes in (((1.0, 2.0, 4.0), (2.0, 1.0, 4.0)), ((-math.nan, 1.0, 1.0), (1.0, math.nan, math.inf))):
         for tensor, amax in zip("xwg", amaxes[rank], strict=True):
@@ -104,7 +104,7 @@ def bad_amaxes(rank: int) -> State:
 def own_group(rank: int) -> State:
     groups = [distributed.new_group([other]) for other in range(RANKS)]
     model = nn.Sequential(nn.Linear(16, 16))
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     for tensor in "xwg":
         getattr(model[0], f"amax_{tensor}").fill_(1.0 + rank)
     synchronise = Synchroniser(model, group=groups[rank])

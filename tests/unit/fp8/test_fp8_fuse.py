@@ -20,7 +20,7 @@ from halfstep.workloads.lm import Block as LmBlock
 def test_names_parameters_and_modes_stay(kind: str) -> None:
     model = block(kind)
     before, state = dict(model.named_parameters()), list(model.state_dict())
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     fuse(model, KINDS)
     assert dict(model.named_parameters()) == before
     assert list(model.state_dict()) == state
@@ -65,7 +65,7 @@ LEFT = {
 def test_a_block_that_does_more_stays_and_is_reported(case: str) -> None:
     settings, change, reason = LEFT[case]
     model = block("timm", **settings)
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     if change:
         change(model)
     names, left = fuse(model, KINDS)
@@ -77,7 +77,7 @@ def test_a_block_that_does_more_stays_and_is_reported(case: str) -> None:
 
 def test_an_lm_with_another_norm_stays_and_a_lone_block_is_refused() -> None:
     model = nn.Sequential(LmBlock(WIDTH, HEADS, rmsnorm))
-    convert(model, lambda *_: True)
+    convert(model, lambda *_: True, emulate=True)
     assert "norm1 is not torch's LayerNorm" in fuse(model, KINDS)[1]["0"]
     assert "no place to put the new one" in fuse(block("timm")[0], KINDS)[1][""]
     assert fuse(nn.Sequential(nn.Linear(16, 16)), KINDS) == ([], {})

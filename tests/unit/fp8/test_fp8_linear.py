@@ -25,7 +25,7 @@ MODES = {
 
 def layer(dtype: torch.dtype = torch.float32, bias: bool = True, **flags: Any) -> Float8Linear:
     torch.manual_seed(0)
-    return Float8Linear(nn.Linear(K, N, bias=bias).to(dtype), **flags)
+    return Float8Linear(nn.Linear(K, N, bias=bias).to(dtype), emulate=True, **flags)
 
 
 def tensors(dtype: torch.dtype, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -275,7 +275,7 @@ def test_conversion_shares_the_parameters_and_changes_no_name() -> None:
     parameters = dict(model.named_parameters())
     state = list(model.state_dict())
     model.inner.eval()
-    converted = convert(model, lambda name, linear: linear.out_features % 16 == 0)
+    converted = convert(model, lambda name, linear: linear.out_features % 16 == 0, emulate=True)
     assert converted == ["first", "inner.0", "inner.2"]
     assert model.first is model.again
     assert type(model.first) is type(model.inner[0]) is type(model.inner[2]) is Float8Linear
@@ -290,7 +290,7 @@ def test_conversion_shares_the_parameters_and_changes_no_name() -> None:
 
 def test_the_choice_sees_the_name_and_a_lone_layer_is_refused() -> None:
     model = Shared()
-    assert convert(model, lambda name, _: name.startswith("inner.")) == ["inner.0", "inner.2"]
+    assert convert(model, lambda name, _: name.startswith("inner."), emulate=True) == ["inner.0", "inner.2"]
     assert type(model.first) is nn.Linear
     with pytest.raises(ValueError, match="lone linear layer"):
         convert(nn.Linear(16, 16), lambda *_: True)

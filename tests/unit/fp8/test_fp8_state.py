@@ -29,7 +29,7 @@ class Training:
         torch.manual_seed(seed)
         self.model = LM.build(layernorm, vocabulary=VOCABULARY, context=CONTEXT, width=32, depth=2, heads=2)
         if fp8:
-            convert(self.model, lambda *_: True)
+            convert(self.model, lambda *_: True, emulate=True)
             assert len(fuse(self.model, [LM_BLOCK])[0]) == 2
         self.synchronise = Synchroniser(self.model, history_length) if fp8 else None
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -101,7 +101,7 @@ def test_a_checkpoint_without_fp8_loads_and_starts_as_a_fresh_model_does(tmp_pat
     converted.load(tmp_path / "plain.pt", "model", "optimizer")
     fresh = Training(seed=2)
     fresh.model = copy.deepcopy(plain.model)
-    convert(fresh.model, lambda *_: True)
+    convert(fresh.model, lambda *_: True, emulate=True)
     fuse(fresh.model, [LM_BLOCK])
     fresh.synchronise = Synchroniser(fresh.model, 4)
     fresh.optimizer = torch.optim.AdamW(fresh.model.parameters())
@@ -168,7 +168,7 @@ def test_a_state_of_another_model_is_refused_in_a_sentence_and_changes_nothing()
     training = Training()
     training.run(0, 2)
     other = nn.Sequential(nn.Linear(16, 16))
-    convert(other, lambda *_: True)
+    convert(other, lambda *_: True, emulate=True)
     before = training.bits()
     with pytest.raises(ValueError, match=r"of 1 FP8 layers, with '0' among them, .* 9, with 'blocks.0.attention.qkv'"):
         training.synchronise.load_state_dict(Synchroniser(other).state_dict())

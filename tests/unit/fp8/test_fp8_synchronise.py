@@ -16,7 +16,7 @@ from halfstep.fp8.synchronise import Synchroniser
 
 def model_of(layers: int, **flags: Any) -> nn.Sequential:
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(layers)))
-    convert(model, lambda *_: True, **flags)
+    convert(model, lambda *_: True, emulate=True, **flags)
     return model
 
 
@@ -115,7 +115,10 @@ class Operations(TorchDispatchMode):
 
 
 def operations(layers: int) -> list[str]:
-    synchronise = Synchroniser(model_of(layers))
+    model = model_of(layers)
+    for linear in model:
+        see(linear, 1.0)
+    synchronise = Synchroniser(model)
     with Operations() as seen:
         synchronise()
     return seen.names
@@ -140,12 +143,14 @@ def test_in_a_process_group_there_is_one_all_reduce_more_and_no_wait(tmp_path: P
     assert "aten::_local_scalar_dense" not in names
 
 
-def test_synchronising_ends_the_first_step() -> None:
+def test_synchronising_ends_the_first_step_of_what_was_seen() -> None:
     model = model_of(2)
-    assert all(linear.first_step for linear in model)
+    assert all(all(linear.first_step.values()) for linear in model)
+    see(model[0], 1.0)
+    model[1].amax_x.fill_(1.0)
     Synchroniser(model)()
-    assert not any(linear.first_step for linear in model)
-    assert not any(linear.first_step for linear in model_of(2, amax_init=False))
+    assert [list(linear.first_step.values()) for linear in model] == [3 * [False], [False, True, True]]
+    assert not any(any(linear.first_step.values()) for linear in model_of(2, amax_init=False))
 
 
 def test_a_model_without_fp8_is_refused() -> None:
