@@ -83,8 +83,8 @@ def _quarters(tile):
 def _fours(held):
     """FP8 [BM, BN], rows by quarters, to int32 [BN, BM / 4]: four bytes of a column, joined before they leave a thread.
 
-    The sum is more than a join: Triton moves no change of layout over it. Over a cast it would, to values that are two
-    or four times as large, and cast them once more behind.
+    Triton changes layouts as early as it can, and would do so before the cast, with two or four bytes a value, to cast
+    in both layouts. A sum, of bytes that do not overlap, is what it does not go beyond.
     """
     bytes = _quarters(held.to(tl.uint8, bitcast=True)).to(tl.uint32)
     return tl.trans(tl.sum(bytes << (tl.arange(0, 4) * 8)[:, None, None], 0)).to(tl.int32, bitcast=True)
@@ -97,11 +97,11 @@ def _raised(largest, values):
     return tl.maximum(largest, tl.max(tl.reshape(of_rows, [largest.shape[0], largest.shape[1], 4]), 2))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def fp8_cast_kernel(
-    x, scale, plain, transposed, inverse, slot, sums, rows, columns, x_row, x_column, plain_row, transposed_row,
+    x, scale, plain, transposed, inverse, slot, sums, rows, columns, x_row, x_column, plain_row, transposed_row, tiles,
     LARGEST: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TOGETHER: tl.constexpr,
-    TILES: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of x, one below the other, to FP8 row-major and, in fours, column-major, and to the sums of columns."""
     strip, program = tl.program_id(0), tl.program_id(1)
@@ -116,8 +116,8 @@ def fp8_cast_kernel(
     transposed += first_n * fours
     largest = tl.zeros([BM // 4, BN // 4], tl.int32)
     total = tl.zeros([BM // 4, BN], tl.float32)
-    for step in tl.range(TILES, num_stages=STAGES):
-        tile = program * TILES + step
+    for step in tl.range(tiles, num_stages=STAGES):
+        tile = program * tiles + step
         first_m = (tile * BM).to(tl.int64)
         inside = (m < rows - tile * BM)[:, None] & inside_n[None, :]
         values = tl.load(x + first_m * x_row + m[:, None] * x_row + n[None, :] * x_column, mask=inside, other=0.0)
@@ -218,16 +218,25 @@ def layer_norm_backward_kernel(
 
 
 @triton.jit
+def _reciprocal(values):
+    """In one instruction, with an error of one unit in the last place; a division of Triton's takes several."""
+    if _INTERPRETED:
+        result = 1.0 / values
+    else:
+        result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [values], tl.float32, True, 1)
+    return result
+
+
+@triton.jit
 def _normal(h):
     """The normal distribution's probability of what lies between 0 and |h|, and its density.
 
     Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.2.17: the tail is the density times a polynomial,
     with an error below 7.5e-8. That takes fewer than half of the instructions of the exact erf, and a derivative
-    needs the density anyway. 1 / d is rsqrt(d)^2, which is one instruction and a product.
+    needs the density anyway.
     """
     density = tl.exp2(h * h * -0.7213475204444817 - 1.3257480647361595)  # exp(-h^2 / 2) / sqrt(2 pi)
-    t = tl.rsqrt(1.0 + 0.2316419 * tl.abs(h))
-    t = t * t
+    t = _reciprocal(1.0 + 0.2316419 * tl.abs(h))
     tail = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     return 0.5 - tail * density, density
 
@@ -238,18 +247,18 @@ def _gelu(h, between):
     return 0.5 * h + tl.abs(h) * between
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def fp8_gelu_kernel(
-    h, scale, plain, inverse, slot, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-    BLOCKS: tl.constexpr, STAGES: tl.constexpr,
+    h, scale, plain, inverse, slot, size, blocks, LARGEST: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """GELU of blocks of h, one after the other, to FP8."""
     program = tl.program_id(0)
     by = _load_scale(scale, inverse, program)
     at = tl.max_contiguous(tl.arange(0, BLOCK), TOGETHER)
     largest = tl.zeros([BLOCK // TOGETHER], tl.int32)
-    for step in tl.range(BLOCKS, num_stages=STAGES):
-        first = (program.to(tl.int64) * BLOCKS + step) * BLOCK
+    for step in tl.range(blocks, num_stages=STAGES):
+        first = (program * blocks + step).to(tl.int64) * BLOCK
         inside = at < size - first
         values = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32)
         between, _ = _normal(values)
@@ -259,11 +268,11 @@ def fp8_gelu_kernel(
     _record(slot, largest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def fp8_gelu_backward_kernel(
     grad, h, scale, scale_out, plain, transposed, inverse, slot, out_transposed, sums, rows, columns, transposed_row,
-    LARGEST: tl.constexpr, LARGEST_OUT: tl.constexpr, DTYPE_OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    TOGETHER: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+    tiles, LARGEST: tl.constexpr, LARGEST_OUT: tl.constexpr, DTYPE_OUT: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As a cast of the gradient of h, with its sums; and GELU of h to FP8, column-major, in fours."""
     strip, program = tl.program_id(0), tl.program_id(1)
@@ -275,8 +284,8 @@ def fp8_gelu_backward_kernel(
     fours = transposed_row // 4
     largest = tl.zeros([BM // 4, BN // 4], tl.int32)
     total = tl.zeros([BM // 4, BN], tl.float32)
-    for step in tl.range(TILES, num_stages=STAGES):
-        tile = program * TILES + step
+    for step in tl.range(tiles, num_stages=STAGES):
+        tile = program * tiles + step
         first = (tile * BM).to(tl.int64) * columns + first_n
         at = m[:, None] * columns + n[None, :]
         inside = (m < rows - tile * BM)[:, None] & inside_n[None, :]

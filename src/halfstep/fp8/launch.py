@@ -37,7 +37,7 @@ class Tiling(NamedTuple):
     registers: int
     """of a thread at most; left alone Triton takes so many that one program fits on a multiprocessor instead of two"""
     programs: int
-    """at least so many, where a matrix has as many tiles, and less than twice as many"""
+    """about so many, where a matrix has as many tiles: each then works through several"""
 
 
 CAST = Tiling(rows=64, columns=128, together=8, warps=8, stages=3, registers=128, programs=1024)
@@ -48,7 +48,7 @@ TRANSPOSE_BM, TRANSPOSE_BN, TRANSPOSE_WARPS = 64, 128, 8
 GELU_BLOCK, GELU_TOGETHER, GELU_WARPS = 4096, 8, 8
 """elements of a block of GELU's forward kernel, and of those to a thread at once"""
 GELU_STAGES, GELU_PROGRAMS = 3, 2048
-"""blocks of a program in work or on their way, and how many programs there are at least, if so many blocks"""
+"""blocks of a program in work or on their way, and how many programs there are at most"""
 NORM_BLOCK, NORM_WARPS = 4096, 4
 """elements of a program of the norm's forward kernel, in whole rows"""
 NORM_ROWS, NORM_STAGES = 32, 3
@@ -146,11 +146,11 @@ def gelu(h: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, dtype: torch.
     plain = torch.empty_like(h, dtype=dtype)
     inverse = torch.empty_like(scale)
     blocks = triton.cdiv(h.numel(), GELU_BLOCK)
-    each = _each(blocks, GELU_PROGRAMS)
+    each = triton.cdiv(blocks, GELU_PROGRAMS)
     kernels.fp8_gelu_kernel[(triton.cdiv(blocks, each),)](
-        h, scale, plain, inverse, _bits(amax), h.numel(),
-        LARGEST=torch.finfo(dtype).max, BLOCK=GELU_BLOCK, TOGETHER=GELU_TOGETHER, BLOCKS=each,
-        STAGES=GELU_STAGES, num_warps=GELU_WARPS,
+        h, scale, plain, inverse, _bits(amax), h.numel(), each,
+        LARGEST=torch.finfo(dtype).max, BLOCK=GELU_BLOCK, TOGETHER=GELU_TOGETHER, STAGES=GELU_STAGES,
+        num_warps=GELU_WARPS,
     )  # fmt: skip
     return plain, inverse
 
@@ -198,17 +198,12 @@ def _bits(amax: torch.Tensor) -> torch.Tensor:
     return amax.view(torch.int32)
 
 
-def _each(pieces: int, programs: int) -> int:
-    """Pieces of a program: a power of two, so that few kernels are compiled."""
-    return 1 << max(1, pieces // programs).bit_length() - 1
-
-
 def _programs(tiling: Tiling, rows: int, columns: int) -> tuple[int, dict[str, int]]:
     """How many for a strip of columns, and the options of each."""
     strips, tiles = triton.cdiv(columns, tiling.columns), triton.cdiv(rows, tiling.rows)
-    each = _each(strips * tiles, tiling.programs)
+    each = triton.cdiv(strips * tiles, tiling.programs)
     return triton.cdiv(tiles, each), {
-        "TILES": each,
+        "tiles": each,
         "BM": tiling.rows,
         "BN": tiling.columns,
         "TOGETHER": tiling.together,
