@@ -102,8 +102,8 @@ def test_no_register_is_spilled_and_memory_is_read_and_written_in_large_pieces(c
         # tiles and rows that are on their way to shared memory are read by copies
         assert set(wide) >= {"st"} if copies(kernel) else {"ld", "st"}
         assert not [access for access in accesses if re.fullmatch(r"\.[bsu](8|16)", access[1])]
-        # 4 bytes by a thread, 128 by a warp: the norm's result, beside an input of 16 (see _columns), GELU's gradient; and
-        # what is one number: scales, their reciprocals, a row's mean and deviation, sums of columns
+        # 4 bytes by a thread, 128 by a warp: the norm's result, beside an input of 16 (see _columns), GELU's
+        # gradient; and what is one number: scales, their reciprocals, a row's mean and deviation, sums of columns
         limit = {"norm": 20, "norm of a sum": 20, "norm of a sum in bf16": 20, "gelu backward": 8}.get(name, 6)
         assert sum(width == ".b32" for _, width in accesses) <= limit
 
