@@ -31,15 +31,21 @@ class Case(NamedTuple):
     flops: float = 0
 
 
-def cases(batch: int, device: str, width: int = WIDTH, hidden: int = HIDDEN) -> list[Case]:
-    """Every launch of a block's forward and backward pass that touches an activation, and the casts of the weights."""
+def cases(
+    batch: int, device: str, width: int = WIDTH, hidden: int = HIDDEN, amax: torch.Tensor | None = None
+) -> list[Case]:
+    """Every launch of a block's forward and backward pass that touches an activation, and the casts of the weights.
+
+    `amax`, fp32 [1], is raised by all of them.
+    """
     rows = batch * TOKENS
     torch.manual_seed(0)
 
     def make(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
         return torch.randn(*shape, device=device).to(dtype)
 
-    scale, amax = torch.full((1,), 30.0, device=device), torch.zeros(1, device=device)
+    scale = torch.full((1,), 30.0, device=device)
+    amax = torch.zeros(1, device=device) if amax is None else amax
     weight, bias = torch.ones(width, device=device), torch.zeros(width, device=device)
     x, residual, grad = make(rows, width, dtype=FP32), make(rows, width, dtype=FP32), make(rows, width)
     parts = [make(rows, width) for _ in range(3)]

@@ -24,13 +24,18 @@ def _load_scale(scale, inverse, program):
 
 
 @triton.jit
-def _record(slot, values):
-    """Raise the largest magnitude in the slot (int32: the bits of an fp32) to that of the values.
+def _magnitude(values):
+    """The bits of |values|, fp32, as integers: in the same order, with NaN above infinity."""
+    return tl.abs(values).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _record(slot, magnitudes):
+    """Raise the largest magnitude in the slot to that of all these.
 
     Relaxed, since nobody reads it before the kernel ends: else each program would wait for its writes.
     """
-    bits = tl.abs(values).to(tl.int32, bitcast=True)
-    tl.atomic_max(slot, tl.max(tl.reshape(bits, [bits.numel])), sem="relaxed")
+    tl.atomic_max(slot, tl.max(tl.reshape(magnitudes, [magnitudes.numel])), sem="relaxed")
 
 
 # Four values to the four bytes of one register. `.to(float8)` leaves pairs of bytes, each in a register of its own.
@@ -60,42 +65,73 @@ def _held(values, scale, largest: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _normal(h):
-    """The normal distribution's cumulative probability and its density.
+def _by_quarters(BM: tl.constexpr):
+    """The order in which a tile has its rows: 0, 4, 8… 1, 5, 9… 2, 6… 3, 7….
 
-    Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.2.17: the tail is the density times a polynomial,
-    with an error below 7.5e-8. That takes fewer than half of the instructions of the exact erf, and a derivative
-    needs the density anyway. 1 / d is rsqrt(d)^2, which is one instruction and a product.
+    A thread has the same row of each quarter of a tile: so four rows that lie beside each other.
     """
-    density = tl.exp2(h * h * -0.7213475204444817 - 1.3257480647361595)  # exp(-h^2 / 2) / sqrt(2 pi)
-    t = tl.rsqrt(1.0 + 0.2316419 * tl.abs(h))
-    t = t * t
-    tail = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429)))) * density
-    return tl.where(h >= 0, 1.0 - tail, tail), density
+    at = tl.arange(0, BM)
+    return at % (BM // 4) * 4 + at // (BM // 4)
 
 
 @triton.jit
+def _quarters(tile):
+    return tl.reshape(tile, [4, tile.shape[0] // 4, tile.shape[1]])
+
+
+@triton.jit
+def _fours(held):
+    """FP8 [BM, BN], rows by quarters, to int32 [BN, BM / 4]: four bytes of a column, joined before they leave a thread.
+
+    Triton changes layouts as early as it can, and would do so before the cast, with two or four bytes a value, to cast
+    in both layouts. A sum, of bytes that do not overlap, is what it does not go beyond.
+    """
+    bytes = _quarters(held.to(tl.uint8, bitcast=True)).to(tl.uint32)
+    return tl.trans(tl.sum(bytes << (tl.arange(0, 4) * 8)[:, None, None], 0)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _raised(largest, values):
+    """Largest magnitudes [BM / 4, BN / 4], raised to those of the values [BM, BN] within each thread."""
+    of_rows = tl.max(_quarters(_magnitude(values)), 0)
+    return tl.maximum(largest, tl.max(tl.reshape(of_rows, [largest.shape[0], largest.shape[1], 4]), 2))
+
+
+@triton.jit(do_not_specialize=["tiles"])
 def fp8_cast_kernel(
-    x, scale, plain, transposed, inverse, slot, sums, rows, columns, x_row, x_column, plain_row,
-    LARGEST: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    x, scale, plain, transposed, inverse, slot, sums, rows, columns, x_row, x_column, plain_row, transposed_row, tiles,
+    LARGEST: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TOGETHER: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x to FP8 row-major, FP8 column-major and the sums of its columns."""
-    tile_n, tile_m = tl.program_id(0), tl.program_id(1)
-    by = _load_scale(scale, inverse, tile_n + tile_m)
-    first_m, first_n = (tile_m * BM).to(tl.int64), (tile_n * BN).to(tl.int64)
-    m, n = tl.arange(0, BM), tl.arange(0, BN)
-    inside_n = n < columns - tile_n * BN
-    inside = (m[:, None] < rows - tile_m * BM) & inside_n[None, :]
-    x += first_m * x_row + first_n * x_column
-    values = tl.load(x + m[:, None] * x_row + n[None, :] * x_column, mask=inside, other=0.0).to(tl.float32)
-    _record(slot, values)
+    """Tiles of x, one below the other, to FP8 row-major and, in fours, column-major, and to the sums of columns."""
+    strip, program = tl.program_id(0), tl.program_id(1)
+    by = _load_scale(scale, inverse, strip + program)
+    first_n = (strip * BN).to(tl.int64)
+    m, four = _by_quarters(BM), tl.arange(0, BM // 4)
+    n = tl.max_contiguous(tl.arange(0, BN), TOGETHER)
+    inside_n = n < columns - strip * BN
+    fours = transposed_row // 4
+    x += first_n * x_column
+    plain += first_n
+    transposed += first_n * fours
+    largest = tl.zeros([BM // 4, BN // 4], tl.int32)
+    total = tl.zeros([BM // 4, BN], tl.float32)
+    for step in tl.range(tiles, num_stages=STAGES):
+        tile = program * tiles + step
+        first_m = (tile * BM).to(tl.int64)
+        inside = (m < rows - tile * BM)[:, None] & inside_n[None, :]
+        values = tl.load(x + first_m * x_row + m[:, None] * x_row + n[None, :] * x_column, mask=inside, other=0.0)
+        values = values.to(tl.float32)
+        largest = _raised(largest, values)
+        if SUMS:
+            total += tl.sum(_quarters(values), 0)
+        held = _held(values, by, LARGEST, plain.dtype.element_ty)
+        tl.store(plain + first_m * plain_row + m[:, None] * plain_row + n[None, :], held, mask=inside)
+        inside = inside_n[:, None] & (four < fours - tile * (BM // 4))[None, :]
+        tl.store(transposed + tile * (BM // 4) + n[:, None] * fours + four[None, :], _fours(held), mask=inside)
+    _record(slot, largest)
     if SUMS:
-        tl.store(sums + tile_m.to(tl.int64) * plain_row + first_n + n, tl.sum(values, 0), mask=inside_n)
-    held = _held(values, by, LARGEST, plain.dtype.element_ty)
-    plain += first_m * plain_row + first_n
-    transposed += first_n * rows + first_m
-    tl.store(plain + m[:, None] * plain_row + n[None, :], held, mask=inside)
-    tl.store(transposed + n[:, None] * rows + m[None, :], tl.trans(held), mask=tl.trans(inside))
+        tl.store(sums + program.to(tl.int64) * plain_row + first_n + n, tl.sum(total, 0), mask=inside_n)
 
 
 @triton.jit
@@ -143,7 +179,7 @@ def fp8_layer_norm_kernel(
     centred = tl.where(inside, values - average[:, None], 0.0)
     reciprocal = tl.rsqrt(tl.sum(centred * centred, 1) / width + epsilon)
     out = centred * reciprocal[:, None] * w[None, :] + b[None, :]
-    _record(slot, tl.where(inside, out, 0.0))
+    _record(slot, _magnitude(tl.where(inside, out, 0.0)))
     tl.store(plain + at, _held(out, by, LARGEST, plain.dtype.element_ty), mask=inside)
     tl.store(mean + row, average, mask=inside_row)
     tl.store(rstd + row, reciprocal, mask=inside_row)
@@ -182,50 +218,90 @@ def layer_norm_backward_kernel(
 
 
 @triton.jit
-def fp8_gelu_kernel(h, scale, plain, inverse, slot, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """GELU of a piece of h to FP8."""
-    by = _load_scale(scale, inverse, tl.program_id(0))
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    at = tl.arange(0, BLOCK)
-    inside = at < size - first
-    values = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32)
-    probability, _ = _normal(values)
-    out = values * probability
-    _record(slot, out)
-    tl.store(plain + first + at, _held(out, by, LARGEST, plain.dtype.element_ty), mask=inside)
+def _reciprocal(values):
+    """In one instruction, with an error of one unit in the last place; a division of Triton's takes several."""
+    if _INTERPRETED:
+        result = 1.0 / values
+    else:
+        result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [values], tl.float32, True, 1)
+    return result
 
 
 @triton.jit
-def fp8_gelu_backward_kernel(
-    grad, h, scale, scale_out, plain, transposed, inverse, slot, out_transposed, sums, rows, columns,
-    LARGEST: tl.constexpr, LARGEST_OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def _normal(h):
+    """The normal distribution's probability of what lies between 0 and |h|, and its density.
+
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.2.17: the tail is the density times a polynomial,
+    with an error below 7.5e-8. That takes fewer than half of the instructions of the exact erf, and a derivative
+    needs the density anyway.
+    """
+    density = tl.exp2(h * h * -0.7213475204444817 - 1.3257480647361595)  # exp(-h^2 / 2) / sqrt(2 pi)
+    t = _reciprocal(1.0 + 0.2316419 * tl.abs(h))
+    tail = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    return 0.5 - tail * density, density
+
+
+@triton.jit
+def _gelu(h, between):
+    """H times its cumulative probability, which is 1/2 + between, or for a negative h 1/2 - between."""
+    return 0.5 * h + tl.abs(h) * between
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def fp8_gelu_kernel(
+    h, scale, plain, inverse, slot, size, blocks, LARGEST: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient of h to FP8 in both layouts, with its columns' sums; GELU of h to FP8, column-major."""
-    tile_n, tile_m = tl.program_id(0), tl.program_id(1)
-    by, by_out = _load_scale(scale, inverse, tile_n + tile_m), tl.load(scale_out)
-    first_m, first_n = (tile_m * BM).to(tl.int64), (tile_n * BN).to(tl.int64)
-    m, n = tl.arange(0, BM), tl.arange(0, BN)
-    inside_n = n < columns - tile_n * BN
-    inside = (m[:, None] < rows - tile_m * BM) & inside_n[None, :]
-    first = first_m * columns + first_n
-    at = m[:, None] * columns + n[None, :]
-    values = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(grad + first + at, mask=inside, other=0.0).to(tl.float32)
-    probability, density = _normal(values)
-    out = _held(values * probability, by_out, LARGEST_OUT, out_transposed.dtype.element_ty)
-    g = g * (probability + values * density)
-    held = _held(g, by, LARGEST, plain.dtype.element_ty)
-    _record(slot, g)
-    tl.store(sums + tile_m.to(tl.int64) * columns + first_n + n, tl.sum(g, 0), mask=inside_n)
-    tl.store(plain + first + at, held, mask=inside)
-    # Both bytes change their layout as one integer: of h alone Triton would move the 16 bits that were loaded, and
-    # compute the GELU once more in the other layout.
-    pair = held.to(tl.uint8, bitcast=True).to(tl.uint16) | (out.to(tl.uint8, bitcast=True).to(tl.uint16) << 8)
-    pair = tl.trans(pair)
-    first = first_n * rows + first_m
-    at = n[:, None] * rows + m[None, :]
-    inside = tl.trans(inside)
-    held = (pair & 255).to(tl.uint8).to(transposed.dtype.element_ty, bitcast=True)
-    out = (pair >> 8).to(tl.uint8).to(out_transposed.dtype.element_ty, bitcast=True)
-    tl.store(transposed + first + at, held, mask=inside)
-    tl.store(out_transposed + first + at, out, mask=inside)
+    """GELU of blocks of h, one after the other, to FP8."""
+    program = tl.program_id(0)
+    by = _load_scale(scale, inverse, program)
+    at = tl.max_contiguous(tl.arange(0, BLOCK), TOGETHER)
+    largest = tl.zeros([BLOCK // TOGETHER], tl.int32)
+    for step in tl.range(blocks, num_stages=STAGES):
+        first = (program * blocks + step).to(tl.int64) * BLOCK
+        inside = at < size - first
+        values = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32)
+        between, _ = _normal(values)
+        out = _gelu(values, between)
+        largest = tl.maximum(largest, tl.max(tl.reshape(_magnitude(out), [BLOCK // TOGETHER, TOGETHER]), 1))
+        tl.store(plain + first + at, _held(out, by, LARGEST, plain.dtype.element_ty), mask=inside)
+    _record(slot, largest)
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def fp8_gelu_backward_kernel(
+    grad, h, scale, scale_out, plain, transposed, inverse, slot, out_transposed, sums, rows, columns, transposed_row,
+    tiles, LARGEST: tl.constexpr, LARGEST_OUT: tl.constexpr, DTYPE_OUT: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As a cast of the gradient of h, with its sums; and GELU of h to FP8, column-major, in fours."""
+    strip, program = tl.program_id(0), tl.program_id(1)
+    by, by_out = _load_scale(scale, inverse, strip + program), tl.load(scale_out)
+    first_n = (strip * BN).to(tl.int64)
+    m, four = _by_quarters(BM), tl.arange(0, BM // 4)
+    n = tl.max_contiguous(tl.arange(0, BN), TOGETHER)
+    inside_n = n < columns - strip * BN
+    fours = transposed_row // 4
+    largest = tl.zeros([BM // 4, BN // 4], tl.int32)
+    total = tl.zeros([BM // 4, BN], tl.float32)
+    for step in tl.range(tiles, num_stages=STAGES):
+        tile = program * tiles + step
+        first = (tile * BM).to(tl.int64) * columns + first_n
+        at = m[:, None] * columns + n[None, :]
+        inside = (m < rows - tile * BM)[:, None] & inside_n[None, :]
+        values = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + first + at, mask=inside, other=0.0).to(tl.float32)
+        between, density = _normal(values)
+        g *= 0.5 + tl.where(values >= 0, between, -between) + values * density
+        largest = _raised(largest, g)
+        total += tl.sum(_quarters(g), 0)
+        held = _held(g, by, LARGEST, plain.dtype.element_ty)
+        tl.store(plain + first + at, held, mask=inside)
+        first = first_n * fours + tile * (BM // 4)
+        at = n[:, None] * fours + four[None, :]
+        inside = inside_n[:, None] & (four < fours - tile * (BM // 4))[None, :]
+        tl.store(transposed + first + at, _fours(held), mask=inside)
+        out = _held(_gelu(values, between), by_out, LARGEST_OUT, DTYPE_OUT)
+        tl.store(out_transposed + first + at, _fours(out), mask=inside)
+    _record(slot, largest)
+    tl.store(sums + program.to(tl.int64) * columns + first_n + n, tl.sum(total, 0), mask=inside_n)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter import rounded_by_torch
+from interpreter import made_right
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +25,10 @@ class Place:
 
     def __init__(self, calls: Any, device: str) -> None:
         self.calls, self.device = calls, torch.device(device)
+
+    @property
+    def runs_kernels(self) -> bool:
+        return self.calls.__name__ == "halfstep.fp8.launch" or self.device.type == "cuda"
 
     def __getattr__(self, name: str) -> Any:
         call, emulate = getattr(self.calls, name), self.calls.__name__ == "halfstep.fp8.operators"
@@ -44,7 +48,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "interpreter":
         from halfstep.fp8 import launch
 
-        rounded_by_torch(monkeypatch)
+        made_right(monkeypatch)
         yield Place(launch, "cpu")
     elif request.param == "gpu" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA GPU")

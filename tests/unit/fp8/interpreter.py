@@ -8,6 +8,24 @@ import pytest
 import torch
 
 
+def made_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded_by_torch(monkeypatch)
+    with_tensors_as_bounds(monkeypatch)
+
+
+def with_tensors_as_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's interpreter holds a scalar in an array of one number; numpy 2.4 makes no bound of a loop of that."""
+    from triton.runtime import interpreter
+
+    real = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        real(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+
 def rounded_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.6's interpreter truncates fp32 on its way to bf16 and FP8, and makes a number of NaN: torch's casts."""
     from triton.runtime import interpreter

@@ -12,7 +12,7 @@ import pytest
 import reference
 import torch
 from blocks import BATCH, HEADS, KINDS, LAYERS, TOKENS, WIDTH, block, data, fused, off, step
-from interpreter import rounded_by_torch
+from interpreter import made_right
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -137,7 +137,7 @@ def test_with_the_kernels_it_is_what_it_is_with_their_definitions(
         x, grad = data(dtype, spread)
         expected = step(models[0], x, grad, autocast)
         with monkeypatch.context() as patch:
-            rounded_by_torch(patch)
+            made_right(patch)
             for name in ("cast", "transpose", "norm", "norm_backward", "gelu", "gelu_backward"):
                 patch.setattr(operators, name, noting(getattr(launch, name)))
             actual = step(models[1], x, grad, autocast)

@@ -14,6 +14,9 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FORMATS = {E4M3: reference.E4M3, E5M2: reference.E5M2}
 # whole tiles, parts of tiles, less than one, and sizes by which no vector divides
 SHAPES = [(128, 256), (48, 272), (130, 80), (16, 5), (1, 1), (67, 131)]
+# For programs of several tiles, which have 64 or 32 rows and 128 columns: whole tiles, a last program with fewer and a
+# part of one, a last strip of one or two columns, rows that are no whole fours, one tile.
+TALL = [(256, 128), (200, 129), (131, 20), (64, 128), (1, 130)]
 TYPES = [torch.bfloat16, torch.float32]
 
 # numpy, with which the interpreter computes, warns of what is not finite
@@ -26,6 +29,18 @@ def poison() -> Any:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def few_programs(place: Any, monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
+    """So that a small matrix has as many tiles to a program as a large one; of the kernels, which alone have any."""
+    if not place.runs_kernels:
+        return
+    from halfstep.fp8 import launch
+
+    for name in ("CAST", "GELU_BACKWARD"):
+        monkeypatch.setattr(launch, name, getattr(launch, name)._replace(programs=programs))
+    monkeypatch.setattr(launch, "GELU_PROGRAMS", programs)
+    monkeypatch.setattr(launch, "GELU_BLOCK", 1024)
 
 
 def random(
@@ -69,6 +84,19 @@ def assert_amax(amax: torch.Tensor, exact: torch.Tensor, off: float = 0.0) -> No
 def test_a_cast_with_its_transpose_amax_and_sums(
     place: Any, shape: tuple[int, int], source: torch.dtype, dtype: torch.dtype
 ) -> None:
+    assert_cast(place, shape, source, dtype)
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("shape", TALL)
+def test_a_cast_by_programs_of_several_tiles(
+    place: Any, shape: tuple[int, int], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_programs(place, monkeypatch, programs)
+    assert_cast(place, shape, torch.bfloat16, E5M2)
+
+
+def assert_cast(place: Any, shape: tuple[int, int], source: torch.dtype, dtype: torch.dtype) -> None:
     x, amax = random(shape, source, wide=True), one(0, place)
     plain, transposed, inverse, sums = place.cast([x.to(place.device)], one(1.7, place), amax, dtype, True)
     assert_held(plain, x.double(), 1.7)
@@ -108,6 +136,34 @@ def test_matrices_side_by_side_are_one_cast(place: Any) -> None:
     assert torch.equal(decoded(transposed), decoded(plain).t())
     assert_amax(amax, whole.double())
     torch.testing.assert_close(sums.cpu().double(), whole.double().sum(0), rtol=1e-5, atol=1e-2)
+
+
+def test_matrices_of_several_tiles_side_by_side(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widest has two strips, and each fewer programs than the one strip of another would have."""
+    few_programs(place, monkeypatch, 4)
+    whole, amax = random((322, 240), torch.bfloat16, wide=True), one(0, place)
+    parts = [part.to(place.device) for part in whole.split([160, 16, 64], dim=1)]
+    plain, transposed, _, sums = place.cast(parts, one(3.0, place), amax, E5M2, True)
+    assert_held(plain, whole.double(), 3.0)
+    assert torch.equal(decoded(transposed), decoded(plain).t())
+    assert_amax(amax, whole.double())
+    torch.testing.assert_close(sums.cpu().double(), whole.double().sum(0), rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("at", [(0, 0), (63, 127), (64, 0), (199, 128), (131, 5)])
+def test_the_largest_magnitude_is_found_wherever_it_is(
+    place: Any, at: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any tile of a program, and in the last, part of one."""
+    few_programs(place, monkeypatch, 2)
+    x = random((200, 129))
+    x[at] = -77.0
+    amaxes = one(0, place), one(0, place), one(0, place)
+    place.cast([x.to(place.device)], one(1, place), amaxes[0], E4M3, False)
+    place.gelu(-x.to(place.device), one(1, place), amaxes[1], E4M3)
+    h = torch.full_like(x, 77.0)  # where the derivative is 1
+    place.gelu_backward(x.to(place.device), h.to(place.device), one(1, place), amaxes[2], E5M2, one(1, place), E4M3)
+    assert [amax.item() for amax in amaxes] == [77.0] * 3
 
 
 def test_without_sums_there_are_none(place: Any) -> None:
@@ -219,6 +275,19 @@ def test_a_norms_backward_pass(place: Any, shape: tuple[int, int], source: torch
 @pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_gelu_in_fp8(place: Any, shape: tuple[int, int], source: torch.dtype) -> None:
+    assert_gelu(place, shape, source)
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("shape", TALL)
+def test_a_gelu_by_programs_of_several_blocks(
+    place: Any, shape: tuple[int, int], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_programs(place, monkeypatch, programs)
+    assert_gelu(place, shape, torch.bfloat16)
+
+
+def assert_gelu(place: Any, shape: tuple[int, int], source: torch.dtype) -> None:
     h, amax = 3 * random(shape, source), one(0, place)
     plain, inverse = place.gelu(h.to(place.device), one(30.0, place), amax, E4M3)
     exact = functional.gelu(h.double())
@@ -247,6 +316,19 @@ def test_a_gelu_of_what_is_not_finite_is_torchs(place: Any) -> None:
 @pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_gelus_backward_pass_in_fp8(place: Any, shape: tuple[int, int], source: torch.dtype) -> None:
+    assert_gelu_backward(place, shape, source)
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("shape", TALL)
+def test_a_gelus_backward_pass_by_programs_of_several_tiles(
+    place: Any, shape: tuple[int, int], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_programs(place, monkeypatch, programs)
+    assert_gelu_backward(place, shape, torch.bfloat16)
+
+
+def assert_gelu_backward(place: Any, shape: tuple[int, int], source: torch.dtype) -> None:
     h, grad, amax = 3 * random(shape, source), 1e-3 * random(shape, source, 6), one(0, place)
     plain, transposed, inverse, sums, out = place.gelu_backward(
         grad.to(place.device), h.to(place.device), one(2e6, place), amax, E5M2, one(30.0, place), E4M3
