@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from blocks import HEADS, KINDS, WIDTH, block, data, fused, step
+from blocks import HEADS, KINDS, WIDTH, data, fused, step
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -364,4 +364,3 @@ def test_a_step_is_that_of_a_model_that_was_never_touched() -> None:
     plain = fused("timm")
     model = copy.deepcopy(model).eval().train().share_memory().to("cpu").requires_grad_(False).requires_grad_(True)
     assert all(map(torch.equal, step(model, *data()).values(), step(plain, *data()).values()))
-    assert isinstance(block("timm"), nn.Sequential)
