@@ -262,8 +262,8 @@ def test_recipes_begin_with_the_same_weights_and_data() -> None:
         assert curve[0]["loss"] == pytest.approx(fp32[0]["loss"], rel=5e-3)
 
 
-@pytest.mark.parametrize(("workload", "chance", "reached"), [("vit_huge", math.log(16), 2.2)])
-def test_it_can_be_learnt(workload: str, chance: float, reached: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workload", "chance"), [("vit_huge", math.log(16))])
+def test_it_can_be_learnt(workload: str, chance: float, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     subprocess.run(
         [sys.executable, "-m", "halfstep.measure.child", run_of(workload).canonical(), str(result)],
@@ -274,5 +274,5 @@ def test_it_can_be_learnt(workload: str, chance: float, reached: float, tmp_path
     found = json.loads(result.read_text(encoding="utf-8"))
     assert found["status"] == "ok", found["reason"]
     losses = [row["loss"] for row in found["curve"]]
-    assert losses[0] > 0.9 * chance
-    assert fmean(losses[-30:]) < reached
+    assert losses[0] > 0.95 * chance
+    assert fmean(losses[-30:]) < 0.9 * chance
