@@ -87,11 +87,11 @@ function tell(target) {
 }
 
 const MARK = "svg[tabindex], g[tabindex]";
-for (const event of ["pointerover", "focusin"]) {
+// not pointerover: the page scrolls to what the keyboard comes to, and then something else lies under the pointer, which
+// nobody moved
+for (const event of ["pointermove", "focusin"]) {
   document.addEventListener(event, ({ target }) => {
     const mark = target.closest(MARK);
-    // the page scrolls to what the keyboard comes to, and something else lies under the pointer, which nobody moved
-    if (!mark && told?.matches(":focus-visible")) return;
     if (mark !== told) tell(mark);
   });
 }
