@@ -20,6 +20,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 from halfstep.errors import Invalid
 from halfstep.measure import parity
 from halfstep.measure.parity import Watch
+from halfstep.parity import glyphs
 from halfstep.parity.plan import ParityRun, parity_keys, resolve_parity
 from halfstep.recipes.precision.precision import Precision
 from halfstep.runs import Scope
@@ -262,11 +263,14 @@ def test_recipes_begin_with_the_same_weights_and_data() -> None:
         assert curve[0]["loss"] == pytest.approx(fp32[0]["loss"], rel=5e-3)
 
 
-@pytest.mark.parametrize(("workload", "chance"), [("vit_huge", math.log(16))])
-def test_it_can_be_learnt(workload: str, chance: float, tmp_path: Path) -> None:
+def test_it_can_be_learnt(tmp_path: Path) -> None:
+    """A fifth of the way from chance to the entropy of labels that are partly drawn by lot: nobody comes below it."""
+    chance, other = math.log(16), glyphs.BY_LOT / 16
+    own = 1 - 15 * other
+    least = -own * math.log(own) - 15 * other * math.log(other)
     result = tmp_path / "result.json"
     subprocess.run(
-        [sys.executable, "-m", "halfstep.measure.child", run_of(workload).canonical(), str(result)],
+        [sys.executable, "-m", "halfstep.measure.child", run_of("vit_huge").canonical(), str(result)],
         check=True,
         timeout=500,
         preexec_fn=lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),  # what one_thread says
@@ -275,4 +279,4 @@ def test_it_can_be_learnt(workload: str, chance: float, tmp_path: Path) -> None:
     assert found["status"] == "ok", found["reason"]
     losses = [row["loss"] for row in found["curve"]]
     assert losses[0] > 0.95 * chance
-    assert fmean(losses[-30:]) < 0.9 * chance
+    assert fmean(losses[-30:]) < chance - 0.21 * (chance - least)

@@ -162,6 +162,7 @@ def supervise(run: Run, out: Path, title: str) -> tuple[Outcome, Gpu | None]:
         print(f"{title}: {note}", end="", file=sys.stderr)
     with (
         locked(gpu, title),
+        # what a killed child has started may still write there
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         Progress(title) as progress,
     ):
