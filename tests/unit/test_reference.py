@@ -79,18 +79,34 @@ def test_the_readme_says_what_the_csvs_say() -> None:
     speedups = {
         row["variant"]: row for row in rows(H200 / "tables" / "speedups.csv") if row["comparison"] == "vit-b128"
     }
-    for variant in ("bf16-blocks", "native", "native-blocks", "torchao-blocks", "te-linears", "te-layers"):
+    for variant in ("bf16-blocks", "native", "native-linears-blocks", "torchao-blocks", "te-linears", "te-layers"):
         ratio = [float(speedups[variant][name]) for name in ("speedup", "speedup_low", "speedup_high")]
         assert "{} [{}, {}]".format(*(digits(number, 3) for number in ratio)) in readme
     pairs = {variant: row["pairs"] for variant, row in speedups.items()}
-    assert pairs.pop("te-layers") == "4" and set(pairs.values()) == {"5"}
-    assert "over 5 paired replicates, 4 for the whole layers" in readme
+    assert {variant for variant in ("torchao-blocks", "te-linears") if pairs[variant] != "5"} == set()
+    assert {variant for variant in ("bf16-blocks", "te-layers") if pairs[variant] != "4"} == set()
+    assert "over 5 paired replicates, 4 for `bf16-blocks` and the whole layers" in readme
+    assert [pairs[variant] for variant in ("native", "native-blocks", "native-linears-blocks")] == ["2", "1", "2"]
+    assert "(`native`, 2 pairs)" in readme and "(`native-blocks`, one pair, and so without an interval)" in readme
+    said = digits(float(speedups["native-blocks"]["speedup"]), 3)
+    (speed,) = (
+        row["samples_per_s"]
+        for row in rows(H200 / "tables" / "variants.csv")
+        if (row["comparison"], row["variant"]) == ("vit-b128", "native-blocks")
+    )
+    assert f"to {said} times, {digits(float(speed), 3)} images/s" in readme
     runs = one_per_run(rows(H200 / "tables" / "runs.csv"))
     counts = Counter(row["status"] for row in runs)
     planned = len(yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["comparisons"])
-    measured = len({row["comparison"] for row in runs})
-    said = f"one of the {planned} comparisons of config.yaml, of which {measured} were measured; "
-    assert f"{said}{counts['disturbed']} of their {len(runs)} runs are `disturbed`, " in readme
+    measured = len({row["comparison"] for row in runs if row["status"] != "missing"})
+    assert f"one of the {planned} comparisons of config.yaml, of which {measured} were measured, " in readme
+    assert (
+        f"{counts['ok']} of {len(runs)} runs are `ok`, {counts['missing']} are not made yet, "
+        f"and {counts['disturbed']} are `disturbed`, "
+    ) in readme
+    native = [row for row in runs if row["precision"].startswith("native") and row["status"] != "missing"]
+    assert {row["comparison"] for row in native} == {"vit-b128"}
+    assert len(native) == 7 and "`native_delayed` the committed results hold seven runs at batch 128" in readme
 
 
 def test_the_last_line_of_a_call_says_what_the_report_says(tmp_path: Path) -> None:

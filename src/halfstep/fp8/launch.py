@@ -40,14 +40,14 @@ class Tiling(NamedTuple):
     """about so many, where a matrix has as many tiles: each then works through several"""
 
 
-CAST = Tiling(rows=64, columns=128, together=8, warps=8, stages=3, registers=128, programs=1024)
-GELU_BACKWARD = Tiling(rows=32, columns=128, together=4, warps=8, stages=3, registers=128, programs=1024)
+CAST = Tiling(rows=64, columns=64, together=8, warps=4, stages=3, registers=128, programs=2112)
+GELU_BACKWARD = Tiling(rows=64, columns=64, together=4, warps=8, stages=3, registers=128, programs=1024)
 """half as much to a thread as in a cast: twice as much does not fit into its registers"""
 TRANSPOSE_BM, TRANSPOSE_BN, TRANSPOSE_WARPS = 64, 128, 8
 """a tile of the transpose, one to a program: 128 bytes of a row and 64 of a column lie together"""
-GELU_BLOCK, GELU_TOGETHER, GELU_WARPS = 4096, 8, 8
+GELU_BLOCK, GELU_TOGETHER, GELU_WARPS = 4096, 8, 4
 """elements of a block of GELU's forward kernel, and of those to a thread at once"""
-GELU_STAGES, GELU_PROGRAMS = 3, 2048
+GELU_STAGES, GELU_PROGRAMS = 3, 4224
 """blocks of a program in work or on their way, and how many programs there are at most"""
 NORM_BLOCK, NORM_WARPS = 4096, 4
 """elements of a program of the norm's forward kernel, in whole rows"""

@@ -205,7 +205,7 @@ def _row_without_numbers(key: RunKey, run: Run, status: str, reason: str) -> Row
     settings = run.model_dump()
     return {
         **dict.fromkeys(SUMMARY_COLUMNS, ""),
-        **{name: "" if settings[name] is None else str(settings[name]) for name in SETTINGS},
+        **{name: as_cell(settings[name]) for name in SETTINGS},
         "comparison": key[0],
         "variant": key[1],
         "replicate": str(key[2]),

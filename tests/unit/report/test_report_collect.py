@@ -12,7 +12,7 @@ import pytest
 from halfstep.parity.plan import parity_keys
 from halfstep.report.collect import collect
 from halfstep.report.results import load
-from halfstep.report.tables import cell
+from halfstep.report.tables import SETTINGS, cell
 from halfstep.runs import Scope, run_keys
 from halfstep.study import validate
 
@@ -77,6 +77,20 @@ def test_kernel_times_are_means_by_kind_in_a_fixed_order_with_idle(h200):
 def test_the_baseline_has_no_row_of_its_own_in_speedups(h200):
     assert {row["baseline"] for row in table(h200, "speedups")} == {"eager", "lm-fp32"}
     assert not rows(h200, "speedups", "eager")
+
+
+def test_a_run_without_a_record_has_its_settings_as_a_record_writes_them(tmp_path, scopes):
+    """Else the page would say "22 and 22.0 GiB" of one cap."""
+    variant = {"precision": "bf16", "batch": 128, "memory_cap_gib": 22.0}
+    config = {"comparisons": {"c": {"workload": "vit_huge", "baseline": "eager", "variants": {"eager": variant}}}}
+    scopes.make(tmp_path / "h200", config, {"eager": scopes.vit | {"ms": 366.0, "kernels": {"GEMM": 366.0}}})
+    (recorded, *_) = table(tmp_path / "h200", "runs")
+    shutil.rmtree(tmp_path / "h200" / "runs" / "c" / "eager" / "rep1")
+    collect(tmp_path / "h200", validate(config))
+    (without, *_) = table(tmp_path / "h200", "runs")
+    assert (recorded["status"], without["status"]) == ("ok", "missing")
+    assert recorded["memory_cap_gib"] == "22"
+    assert {name: without[name] for name in SETTINGS} == {name: recorded[name] for name in SETTINGS}
 
 
 def test_missing(h200, folder, study):
