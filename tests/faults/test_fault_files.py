@@ -106,7 +106,7 @@ def a_folder(name: str) -> Edit:
 SUMMARY, STEPS, KERNELS, RECORD = "summary.csv", "steps.csv", "kernels.csv", "record.json"
 # fault: the edit, the status that the run gets, and what its reason has to say; most likely first
 FAULTS: dict[str, tuple[Edit, str, str]] = {
-    "the folder is gone": (shutil.rmtree, "missing", "no record: the job never ended by itself"),
+    "the folder is gone": (shutil.rmtree, "missing", "no record: it has not run, or never ended by itself"),
     "record.json is cut off": (cut(RECORD), "stale", "record.json is not whole JSON"),
     "summary.csv is cut off": (cut(SUMMARY), "stale", "summary.csv is cut off: its last line does not end"),
     "steps.csv is cut off": (cut(STEPS), "stale", "steps.csv is cut off"),

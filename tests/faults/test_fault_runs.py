@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "the measuring process ends without a result": (
         "exits", "failed", f"{DIED} ended with exit code 3 and no result: leaving early"
     ),
-    "the disk is full": ("full-disk", "missing", "no record: the job never ended by itself"),
+    "the disk is full": ("full-disk", "missing", "no record: it has not run, or never ended by itself"),
     "the GPU is lost in the window": ("gpu-lost", "failed", "RuntimeError: CUDA error: unspecified launch failure"),
     "the GPU slows down for its heat": (
         "too-hot", "disturbed", r"The GPU was slowed down in 100% of the samples \(hw_thermal_slowdown\)\."

@@ -25,7 +25,7 @@ from halfstep.registry import OPERATORS
 from halfstep.report import snapshot
 from halfstep.report.claims import CLAIMS_COLUMNS, claim_rows
 from halfstep.report.origin import check_numbers, check_record
-from halfstep.report.parity import PARITY_COLUMNS, Parity, Verdicts, collect_parity, struck
+from halfstep.report.parity import NO_RECORD, PARITY_COLUMNS, Parity, Verdicts, collect_parity, struck
 from halfstep.report.proofs import PROOFS_COLUMNS, proof_row
 from halfstep.report.protocols import STEP_TIME, by_protocol
 from halfstep.report.tables import (
@@ -52,7 +52,6 @@ SIGNED = ("idle_ms", "loss_first", "loss_last", "sqnr_db")  # the only numbers t
 # rate: what it is of, per ms of step_ms_median
 RATES = {"samples_per_s": "samples_per_step", "model_tflop_per_s": "model_tflop_per_step", "gb_per_s": "gb_per_step"}
 AS_WRITTEN = 1e-5  # numbers in the files have seven significant digits
-NO_RECORD = "no record: the job never ended by itself"
 
 
 @dataclass

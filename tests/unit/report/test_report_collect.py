@@ -97,7 +97,7 @@ def test_missing(h200, folder, study):
     shutil.rmtree(folder)
     collect(h200, study)
     row = rows(h200, "runs", "blocks")[1]
-    assert (row["status"], row["reason"]) == ("missing", "no record: the job never ended by itself")
+    assert (row["status"], row["reason"]) == ("missing", "no record: it has not run, or never ended by itself")
     assert rows(h200, "variants", "blocks")[0]["missing"] == "1"
     assert rows(h200, "speedups", "blocks")[0]["pairs"] == "2"
 
