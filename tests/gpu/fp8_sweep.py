@@ -8,7 +8,7 @@ first argument, 128 by default.
 
 from __future__ import annotations
 
-import json
+import csv
 import os
 import sys
 import time
@@ -200,13 +200,27 @@ def show(rows: list[dict[str, Any]], of: list[Case], bandwidth: float) -> None:
             f"\n{group}: ms a step, and of " + ", ".join(case.name for case in own) + " the ms and share of the floor"
         )
         for row in sorted(right, key=lambda row: row["ms_a_step"]):
-            shares = (
-                f"{row['ms'][case.name]:.4f} {case.bytes / bandwidth * 1e3 / row['ms'][case.name]:4.0%}" for case in own
-            )
+            shares = (f"{row['ms'][case.name]:.4f} {share(case, row['ms'][case.name], bandwidth):4.0%}" for case in own)
             print(f"{row['ms_a_step']:7.2f}  {'  '.join(shares)}  {row['setting']}")
         for row in rows:
             if row["group"] == group and row["wrong"]:
                 print(f"      -  {row['setting']}: {row['wrong']}")
+
+
+def share(case: Case, ms: float, bandwidth: float) -> float:
+    """Of the floor."""
+    return case.bytes / bandwidth * 1e3 / ms
+
+
+def write(rows: list[dict[str, Any]], of: list[Case], bandwidth: float) -> None:
+    """The lines of docs/fp8_sweep.csv, which puts the number of the sweep before each."""
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["copy_tb_per_s", "kernel", "setting", "case", "ms", "share_of_floor"])
+    by_name = {case.name: case for case in of}
+    for row in rows:
+        for name, ms in row["ms"].items():
+            numbers = f"{ms:.4f}", f"{share(by_name[name], ms, bandwidth):.3f}"
+            table.writerow([f"{bandwidth / 1e12:.3f}", row["group"], row["setting"], name, *numbers])
 
 
 def main() -> None:
@@ -226,7 +240,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, batch {batch}; a copy moves {bandwidth / 1e12:.2f} TB/s")
     show(rows, of, bandwidth)
     print(f"\ncompiled in {compiled - start:.0f} s, measured in {time.monotonic() - compiled:.0f} s")
-    print(json.dumps({"batch": batch, "bandwidth_tb_s": bandwidth / 1e12, "rows": rows}))
+    write([row for row in rows if not row["wrong"]], of, bandwidth)
 
 
 if __name__ == "__main__":
